@@ -1,0 +1,3 @@
+"""proa: mixture-of-experts serving on one workstation."""
+
+__version__ = "0.1.0"

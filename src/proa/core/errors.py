@@ -1,0 +1,89 @@
+"""The exception tree.
+
+ProaError
+├── UserError                 the request is wrong: 4xx with the OpenAI error body
+│   ├── ContextLengthError    prompt + max_tokens exceed the context
+│   └── QueueFullError        429, carries Retry-After
+├── UnavailableError          503: the engine is loading, restarting or draining
+├── CheckpointError           a model directory that cannot be loaded as it is
+├── UnsupportedError          a model, format or flag proa does not have
+└── ConfigError               a flag or environment variable with a wrong value
+
+Messages read `[where] expected X, got Y. Fix: Z`.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "ContextLengthError",
+    "ProaError",
+    "QueueFullError",
+    "UnavailableError",
+    "UnsupportedError",
+    "UserError",
+]
+
+
+class ProaError(Exception):
+    """Base of every error proa raises on purpose."""
+
+    def __init__(self, where: str, expected: str, got: object, fix: str = "") -> None:
+        self.where = where
+        text = f"[{where}] expected {expected}, got {got}."
+        super().__init__(f"{text} Fix: {fix}" if fix else text)
+
+
+class UserError(ProaError):
+    """A request the client can mend. `param` names the field, `code` is OpenAI's machine-readable code."""
+
+    http_status = 400
+
+    def __init__(
+        self, where: str, expected: str, got: object, fix: str = "", *, code: str = "invalid_value"
+    ) -> None:
+        super().__init__(where, expected, got, fix)
+        self.param = where
+        self.code = code
+
+
+class ContextLengthError(UserError):
+    """The prompt, or the prompt with max_tokens, does not fit the context."""
+
+    def __init__(self, prompt_tokens: int, max_tokens: int, limit: int) -> None:
+        super().__init__(
+            "messages",
+            f"prompt + max_tokens <= {limit} tokens",
+            f"{prompt_tokens} + {max_tokens} = {prompt_tokens + max_tokens}",
+            "shorten the prompt or lower max_tokens",
+            code="context_length_exceeded",
+        )
+
+
+class QueueFullError(UserError):
+    """Too many requests wait already."""
+
+    http_status = 429
+
+    def __init__(self, limit: int, retry_after_s: int = 1) -> None:
+        super().__init__("queue", f"at most {limit} requests in flight", "one more", "retry later", code="queue_full")
+        self.retry_after_s = retry_after_s
+
+
+class UnavailableError(ProaError):
+    """The engine cannot take requests now."""
+
+    http_status = 503
+
+
+class CheckpointError(ProaError):
+    """A model directory that is missing, damaged or inconsistent."""
+
+
+class UnsupportedError(ProaError):
+    """Something proa does not have."""
+
+
+class ConfigError(ProaError):
+    """A flag or environment variable with a wrong value."""

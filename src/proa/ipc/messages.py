@@ -1,0 +1,138 @@
+"""Every message between the API process and the engine process (msgpack; no torch, no pickle).
+
+API -> engine: Generate, Abort, FlushCache, Shutdown.      engine -> API: Loading, Ready, StepOutput, Flushed, Fatal.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from proa.core.sampling_params import SamplingParams
+
+__all__ = [
+    "Abort",
+    "EngineStats",
+    "Fatal",
+    "FlushCache",
+    "Flushed",
+    "FromEngine",
+    "Generate",
+    "Loading",
+    "Ready",
+    "Shutdown",
+    "StepOutput",
+    "ToEngine",
+    "TokenLogprob",
+    "TokenOutput",
+]
+
+
+class Generate(msgspec.Struct, tag="generate", frozen=True, kw_only=True):
+    """One sequence to generate. `rid` is unique; the n choices of a request share `group` (prefill happens once)."""
+
+    rid: str
+    token_ids: list[int]
+    sampling: SamplingParams
+    group: str = ""
+
+
+class Abort(msgspec.Struct, tag="abort", frozen=True):
+    """Stop `rid` (or everything when empty) at the next step; the engine answers with finish_reason "abort"."""
+
+    rid: str = ""
+
+
+class FlushCache(msgspec.Struct, tag="flush", frozen=True):
+    """Empty the prefix cache; answered by Flushed."""
+
+    id: str
+
+
+class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
+    """End the engine process at the next step."""
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probability of the chosen token and of the `top` alternatives, natural log."""
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """New tokens of one sequence.
+
+    finish_reason: None while running, else "stop" | "length" | "abort" | "error". `matched_stop` is the token id that
+    ended it (part of token_ids). `cached_tokens` is how many prompt tokens came from the prefix cache.
+    """
+
+    rid: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprob] | None = None
+    finish_reason: str | None = None
+    matched_stop: int | None = None
+    cached_tokens: int = 0
+    error: str = ""
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot of the engine. Byte and token counters are totals since start."""
+
+    num_running: int = 0
+    num_queued: int = 0
+    kv_tokens_used: int = 0
+    kv_tokens_total: int = 0
+    prefix_hit_tokens: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    aborted: int = 0
+    step_ms: float = 0.0
+    schedule_ms: float = 0.0
+    sample_ms: float = 0.0
+    expert_bytes_read: int = 0
+    expert_ms: float = 0.0
+
+
+class Loading(msgspec.Struct, tag="loading", frozen=True):
+    """Weight loading progress in bytes."""
+
+    bytes_done: int
+    bytes_total: int
+
+
+class Ready(msgspec.Struct, tag="ready", frozen=True, kw_only=True):
+    """The engine takes requests."""
+
+    max_model_len: int
+    kv_tokens_total: int
+    max_running_requests: int
+    vocab_size: int
+    load_seconds: float
+    weight_bytes: int
+    info: dict[str, str] = {}
+
+
+class StepOutput(msgspec.Struct, tag="step", frozen=True):
+    """All outputs of one engine step; an idle engine sends one with no outputs every second (heartbeat)."""
+
+    outputs: list[TokenOutput]
+    stats: EngineStats
+
+
+class Flushed(msgspec.Struct, tag="flushed", frozen=True):
+    """Answer to FlushCache. `ok` is False while requests run."""
+
+    id: str
+    ok: bool
+
+
+class Fatal(msgspec.Struct, tag="fatal", frozen=True):
+    """The engine cannot start or go on; `user` when the configuration or checkpoint is to blame (no restart)."""
+
+    message: str
+    user: bool = False
+
+
+ToEngine = Generate | Abort | FlushCache | Shutdown
+FromEngine = Loading | Ready | StepOutput | Flushed | Fatal
