@@ -13,7 +13,7 @@ __all__ = ["ForwardBatch"]
 class ForwardBatch:
     """T tokens of S sequences; tokens of one sequence are consecutive and in order.
 
-    A token attends to every position <= its own of its sequence, all of them in the KV cache (its own is written first).
+    A token attends to every position <= its own of its sequence, all in the KV cache (its own is written first).
     Slot of position p of sequence s: `block_tables[s, p // block_size] * block_size + p % block_size`.
     """
 
