@@ -1,0 +1,55 @@
+"""What the engine process is told at start, as JSON on its standard input. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from proa.core.errors import ConfigError
+
+__all__ = ["EngineConfig"]
+
+_Positive = Annotated[int, Meta(ge=1)]
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """`None` means: chosen by the engine from the model and the machine, and reported in `Ready.info`.
+
+    to_engine, from_engine: ZMQ addresses (`ipc://...`) bound by the API process.
+    parent_pid: the API process; the engine exits when it is gone (0: whoever started the engine).
+    max_running_requests: sequences in one forward pass.      max_total_tokens: KV cache size in tokens.
+    context_length: longest prompt + answer in tokens; refused when the KV cache cannot hold it.
+    chunked_prefill_size: prompt tokens per forward pass, beside one token of each decoding sequence.
+    memory_fraction: share of the available memory, after weights and a reserve, the KV cache may take when auto.
+    random_seed: makes requests without a seed reproducible from run to run; None draws from the OS.
+    """
+
+    model_path: str
+    to_engine: str
+    from_engine: str
+    parent_pid: Annotated[int, Meta(ge=0)] = 0
+    max_running_requests: Annotated[int, Meta(ge=1, le=1024)] = 16
+    max_total_tokens: _Positive | None = None
+    context_length: _Positive | None = None
+    chunked_prefill_size: Annotated[int, Meta(ge=1, le=65536)] = 512
+    block_size: Annotated[int, Meta(ge=1, le=1024)] = 16
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    disable_radix_cache: bool = False
+    num_threads: _Positive | None = None
+    random_seed: int | None = None
+    memory_fraction: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.8
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @staticmethod
+    def from_json(data: bytes) -> EngineConfig:
+        """Decode and check; ConfigError names the field."""
+        try:
+            return msgspec.json.decode(data, type=EngineConfig)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise ConfigError("engine config", "an EngineConfig as JSON", str(error)) from error
+
+    def to_json(self) -> bytes:
+        """The bytes the engine process reads."""
+        return msgspec.json.encode(self)
