@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <stdexcept>
+#include <vector>
 
 #include "runtime/thread_pool.h"
 
@@ -19,5 +20,8 @@ struct Pool {
     return threads;
   }
 };
+
+// Throws std::invalid_argument unless `cpus` names at least one CPU and only such as this process may use.
+void check_cpus(const char* function, const std::vector<int>& cpus);
 
 }  // namespace proa::bindings

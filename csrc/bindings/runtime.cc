@@ -1,46 +1,51 @@
+// ThreadPool.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
-#include <sched.h>
 
-#include <stdexcept>
+#include <algorithm>
 #include <string>
-#include <vector>
+#include <utility>
 
 #include "bindings/pool.h"
+#include "cpu/topology.h"
 
 namespace nb = nanobind;
 
 namespace proa::bindings {
 namespace {
 
-void check_cpus(const std::vector<int>& cpus) {
-  if (cpus.empty()) throw std::invalid_argument("[ThreadPool] expected at least one CPU, got none");
-  cpu_set_t allowed;
-  CPU_ZERO(&allowed);
-  sched_getaffinity(0, sizeof allowed, &allowed);
-  for (int cpu : cpus)
-    if (cpu < 0 || cpu >= CPU_SETSIZE || !CPU_ISSET(static_cast<size_t>(cpu), &allowed))
-      throw std::invalid_argument("[ThreadPool] expected CPUs this process may use, got CPU " +
-                                  std::to_string(cpu));
+constexpr size_t kMaxThreads = 4096;
+
+void open_pool(Pool* self, const std::vector<int>& cpus) {
+  check_cpus("ThreadPool", cpus);
+  if (cpus.size() > kMaxThreads)
+    throw std::invalid_argument("[ThreadPool] expected at most 4096 CPUs, got " +
+                                std::to_string(cpus.size()));
+  new (self) Pool{std::make_shared<runtime::ThreadPool>(cpus)};
+}
+
+void close_pool(Pool& self) {
+  auto threads = std::exchange(self.threads, nullptr);
+  const nb::gil_scoped_release release;
+  threads.reset();  // joins the workers
 }
 
 }  // namespace
 
+void check_cpus(const char* function, const std::vector<int>& cpus) {
+  const std::string where = std::string("[") + function + "] expected ";
+  if (cpus.empty()) throw std::invalid_argument(where + "at least one CPU, got none");
+  const std::vector<int> allowed = cpu::allowed_cpus();
+  for (int cpu : cpus)
+    if (!std::binary_search(allowed.begin(), allowed.end(), cpu))
+      throw std::invalid_argument(where + "CPUs this process may use, got CPU " + std::to_string(cpu));
+}
+
 void init_runtime(nb::module_& m) {
   nb::class_<Pool>(m, "ThreadPool")
-      .def(
-          "__init__",
-          [](Pool* self, const std::vector<int>& cpus) {
-            check_cpus(cpus);
-            new (self) Pool{std::make_shared<runtime::ThreadPool>(cpus)};
-          },
-          nb::arg("cpus"))
+      .def("__init__", &open_pool, nb::arg("cpus"))
       .def_prop_ro("num_threads", [](const Pool& self) { return self.use()->num_threads(); })
-      .def("close", [](Pool& self) {
-        const auto threads = std::exchange(self.threads, nullptr);
-        const nb::gil_scoped_release release;  // joins the workers
-        return;
-      });
+      .def("close", &close_pool);
 }
 
 }  // namespace proa::bindings
