@@ -1,0 +1,174 @@
+"""A Hugging Face checkpoint directory: config.json and the safetensors files beside it. No code in it ever runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from proa.core.errors import CheckpointError
+from proa.weights.json_file import read_json_object
+from proa.weights.quantization import check_quantization
+from proa.weights.safetensors import SafetensorsFile
+
+__all__ = ["Checkpoint", "RawTensor"]
+
+logger = logging.getLogger("proa.weights")
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+MAX_CONFIG_BYTES = 16 << 20
+
+# Multimodal wrappers (Kimi K2.5 and later) store the language model below this prefix.
+WRAPPER_PREFIX = "language_model."
+
+UNSAFE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"})
+
+
+@dataclass(frozen=True, slots=True)
+class RawTensor:
+    """One stored tensor, not converted. `data` is a read-only view of the file; bf16 is uint16, fp8 is uint8."""
+
+    name: str
+    dtype: str  # as the file spells it: F32, BF16, F16, F8_E4M3, I32, ...
+    shape: tuple[int, ...]
+    data: np.ndarray
+
+
+class Checkpoint:
+    """An opened checkpoint directory.
+
+    Tensor names are those of the language model: a stored `language_model.model.norm.weight` is `model.norm.weight`.
+    """
+
+    def __init__(self, path: Path, config: dict[str, Any], files: list[SafetensorsFile]) -> None:
+        self.path = path
+        self.config = config
+        self._files = files
+        self._locations = _locate(files)
+
+    @classmethod
+    def open(cls, path: str | Path) -> Checkpoint:
+        """Map every shard and check all headers, reading no weights.
+
+        CheckpointError: missing, damaged or inconsistent directory. UnsupportedError: unknown quantization.
+        """
+        directory = Path(path)
+        if not directory.is_dir():
+            fix = "give the path of a local checkpoint directory; proa downloads nothing"
+            raise CheckpointError(str(directory), "a checkpoint directory", "no such directory", fix)
+        config = read_json_object(directory / "config.json", MAX_CONFIG_BYTES)
+        check_quantization(quantization_config(config), str(directory / "config.json"))
+        return cls(directory, config, _open_files(directory))
+
+    @property
+    def names(self) -> Iterable[str]:
+        return self._locations.keys()
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(self.nbytes(name) for name in self._locations)
+
+    @property
+    def generation_config(self) -> dict[str, Any]:
+        """generation_config.json, empty when the directory has none."""
+        path = self.path / "generation_config.json"
+        return read_json_object(path, MAX_CONFIG_BYTES) if path.exists() else {}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._locations
+
+    def tensor(self, name: str) -> RawTensor:
+        """The stored tensor. CheckpointError when the checkpoint lacks it."""
+        file, stored = self._location(name)
+        entry = file.entries[stored]
+        return RawTensor(name, entry.dtype, entry.shape, file.array(stored))
+
+    def nbytes(self, name: str) -> int:
+        """Stored bytes of one tensor."""
+        file, stored = self._location(name)
+        return file.entries[stored].nbytes
+
+    def where(self, name: str) -> str:
+        """File and tensor, for error messages."""
+        file, stored = self._location(name)
+        return f"{file.path}: {stored}"
+
+    def release(self, name: str) -> None:
+        """Drop the tensor's pages from this process once it is copied; it stays readable."""
+        file, stored = self._location(name)
+        entry = file.entries[stored]
+        file.release_pages(entry.begin, entry.end)
+
+    def _location(self, name: str) -> tuple[SafetensorsFile, str]:
+        try:
+            return self._locations[name]
+        except KeyError:
+            fix = "check that config.json belongs to these weights"
+            raise CheckpointError(str(self.path), f"a tensor {name!r}", "no such tensor", fix) from None
+
+
+def quantization_config(config: dict[str, Any]) -> Any:
+    """`quantization_config`, which wrappers keep inside `text_config`; None for an unquantized checkpoint."""
+    if config.get("quantization_config") is not None:
+        return config["quantization_config"]
+    text = config.get("text_config")
+    return text.get("quantization_config") if isinstance(text, dict) else None
+
+
+def _open_files(directory: Path) -> list[SafetensorsFile]:
+    if (directory / SINGLE_FILE).exists():
+        return [SafetensorsFile.open(directory / SINGLE_FILE)]
+    if not (directory / INDEX_FILE).exists():
+        raise _no_weights(directory)
+    index = _read_index(directory / INDEX_FILE)
+    files = {shard: SafetensorsFile.open(directory / shard) for shard in sorted(set(index.values()))}
+    for name, shard in index.items():
+        if name not in files[shard].entries:
+            raise CheckpointError(f"{directory / shard}: {name}", f"the tensor {INDEX_FILE} lists", "no such tensor")
+    unlisted = sum(len(file.entries) for file in files.values()) - len(index)
+    if unlisted > 0:
+        logger.warning("%s: %d tensors of the shards are not in the index", directory, unlisted)
+    return list(files.values())
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    weight_map = read_json_object(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(str(path), "weight_map to map tensor names to files", type(weight_map).__name__)
+    for name, shard in weight_map.items():
+        # A plain name cannot leave the directory. Symbolic links stay allowed: hub caches consist of them.
+        if not isinstance(shard, str) or Path(shard).name != shard or "\\" in shard or "\0" in shard:
+            raise CheckpointError(f"{path}: {name}", "the plain file name of a shard", repr(shard)[:200])
+        if not shard.endswith(".safetensors"):
+            raise CheckpointError(f"{path}: {name}", "a .safetensors file", repr(shard)[:200])
+    return weight_map
+
+
+def _no_weights(directory: Path) -> CheckpointError:
+    files = sorted(item.name for item in directory.iterdir() if item.is_file())
+    unsafe = [name for name in files if Path(name).suffix in UNSAFE_SUFFIXES]
+    if unsafe:
+        fix = "convert the checkpoint to safetensors; pickled weights can run code and are never opened"
+        return CheckpointError(str(directory), "safetensors weights", f"only {', '.join(unsafe[:5])}", fix)
+    fix = "download the whole checkpoint directory"
+    return CheckpointError(str(directory), f"{SINGLE_FILE} or {INDEX_FILE}", "neither", fix)
+
+
+def _locate(files: list[SafetensorsFile]) -> dict[str, tuple[SafetensorsFile, str]]:
+    locations: dict[str, tuple[SafetensorsFile, str]] = {}
+    for file in files:
+        for stored in file.entries:
+            name = stored.removeprefix(WRAPPER_PREFIX)
+            if name in locations:
+                other_file, other = locations[name]
+                raise CheckpointError(
+                    f"{file.path}: {stored}", "a tensor of one file", f"{other} in {other_file.path} too"
+                )
+            locations[name] = (file, stored)
+    return locations

@@ -1,0 +1,55 @@
+"""Bounded, strict reading of the JSON files of a model directory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from proa.core.errors import CheckpointError
+
+__all__ = ["parse_json_object", "read_json_object"]
+
+MAX_JSON_FILE_BYTES = 256 << 20
+
+
+def read_json_object(path: Path, max_bytes: int = MAX_JSON_FILE_BYTES) -> dict[str, Any]:
+    """The JSON object in `path`. CheckpointError when missing, larger than `max_bytes`, or not a strict JSON object."""
+    try:
+        size = path.stat().st_size
+        if size > max_bytes:
+            raise CheckpointError(str(path), f"a JSON file of at most {max_bytes} bytes", f"{size} bytes")
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise CheckpointError(str(path), "a file", "nothing", "download the whole checkpoint directory") from None
+    except OSError as error:
+        raise CheckpointError(str(path), "a readable file", error.strerror or error) from None
+    return parse_json_object(raw, str(path))
+
+
+def parse_json_object(raw: bytes, where: str) -> dict[str, Any]:
+    """Parse UTF-8 JSON whose top level is an object; duplicate keys, NaN and very deep nesting are refused."""
+    try:
+        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise CheckpointError(where, "UTF-8 JSON", f"bytes that are not UTF-8 at offset {error.start}") from None
+    except RecursionError:
+        raise CheckpointError(where, "shallow JSON", "nesting deeper than any checkpoint uses") from None
+    except ValueError as error:
+        raise CheckpointError(where, "valid JSON", str(error)) from None
+    if not isinstance(value, dict):
+        raise CheckpointError(where, "a JSON object", type(value).__name__)
+    return value
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in result:
+            raise ValueError(f"duplicate key {key[:200]!r}")
+        result[key] = value
+    return result
+
+
+def _refuse_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not JSON")
