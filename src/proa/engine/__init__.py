@@ -1,1 +1,1 @@
-"""The engine process: scheduling, forward passes, sampling. Start it with `python -m proa.engine`; importing this loads no torch."""
+"""The engine process: scheduling, forward passes, sampling. Importing this package loads no torch."""

@@ -32,7 +32,7 @@ _MAX_SOCKET_PATH = 107
 
 @dataclass(frozen=True, slots=True)
 class EngineAddresses:
-    """Where one engine process and its client meet. Use fresh ones for every engine process: nothing stale is queued."""
+    """Where one engine process and its client meet. Every engine process gets fresh ones: nothing stale is queued."""
 
     to_engine: str
     from_engine: str
