@@ -1,0 +1,161 @@
+from collections.abc import Sequence
+from typing import Any, TypeAlias, TypedDict
+
+import numpy as np
+import torch
+
+__version__: str
+
+Array: TypeAlias = torch.Tensor | np.ndarray[Any, Any]
+
+class Cpu(TypedDict):
+    cpu: int
+    core: int
+    socket: int
+    node: int
+
+class Caches(TypedDict):
+    l1d: int
+    l2: int
+    l3: int
+
+class NumaNode(TypedDict):
+    id: int
+    cpus: list[int]
+    mem_bytes: int
+
+class HugePages(TypedDict):
+    transparent: str
+    page_bytes: int
+    reserved_free: int
+
+class CpuInfo(TypedDict):
+    vendor: str
+    model_name: str
+    isa: list[str]
+    isa_in_use: str
+    cpus: list[Cpu]
+    physical_cpus: list[int]
+    cpu_quota: float
+    caches: Caches
+    numa_nodes: list[NumaNode]
+    huge_pages: HugePages
+
+class KernelReport(TypedDict):
+    name: str
+    chosen: bool
+    reason: str
+
+def cpu_info() -> CpuInfo: ...
+def measure_read_bandwidth(cpus: Sequence[int], mebibytes: int = 512) -> float: ...
+def kernel_report(format: str, out_features: int, in_features: int) -> list[KernelReport]: ...
+
+class ThreadPool:
+    def __init__(self, cpus: Sequence[int]) -> None: ...
+    @property
+    def num_threads(self) -> int: ...
+    def close(self) -> None: ...
+
+class PackedWeight:
+    @staticmethod
+    def pack(
+        pool: ThreadPool,
+        format: str,
+        data: Array,
+        scales: Array | None,
+        out_features: int,
+        in_features: int,
+    ) -> PackedWeight: ...
+    @property
+    def format(self) -> str: ...
+    @property
+    def kernel(self) -> str: ...
+    @property
+    def out_features(self) -> int: ...
+    @property
+    def in_features(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    def dequantize(self) -> np.ndarray[Any, Any]: ...
+
+class ExpertLayer:
+    def __init__(
+        self,
+        pool: ThreadPool,
+        num_experts: int,
+        hidden: int,
+        intermediate: int,
+        format: str,
+        activation: str = "silu",
+        max_tokens: int = ...,
+        max_top_k: int = ...,
+    ) -> None: ...
+    def load(
+        self,
+        expert: int,
+        gate: Array,
+        gate_scales: Array | None,
+        up: Array,
+        up_scales: Array | None,
+        down: Array,
+        down_scales: Array | None,
+    ) -> None: ...
+    def forward(self, x: Array, ids: Array, weights: Array, out: Array, accumulate: bool = False) -> None: ...
+    def is_loaded(self, expert: int) -> bool: ...
+    @property
+    def num_experts(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def workspace_bytes(self) -> int: ...
+    @property
+    def kernel(self) -> str: ...
+
+def linear(
+    pool: ThreadPool,
+    x: Array,
+    weight: PackedWeight,
+    out: Array,
+    bias: Array | None = None,
+    accumulate: bool = False,
+) -> None: ...
+def heads_linear(pool: ThreadPool, x: Array, weights: Sequence[PackedWeight], out: Array) -> None: ...
+def route(
+    logits: Array,
+    ids: Array,
+    weights: Array,
+    bias: Array | None = None,
+    score: str = "softmax",
+    num_groups: int = 1,
+    top_groups: int = 1,
+    renormalize: bool = True,
+    eps: float = 0.0,
+    scale: float = 1.0,
+) -> None: ...
+def rms_norm(pool: ThreadPool, x: Array, weight: Array, eps: float, out: Array) -> None: ...
+def add_rms_norm(
+    pool: ThreadPool, residual: Array, delta: Array, weight: Array, eps: float, out: Array
+) -> None: ...
+def rope(
+    pool: ThreadPool,
+    x: Array,
+    cos: Array,
+    sin: Array,
+    positions: Array,
+    offset: int = 0,
+    interleaved: bool = False,
+) -> None: ...
+def kv_store(pool: ThreadPool, src: Array, cache: Array, slots: Array) -> None: ...
+def paged_attention(
+    pool: ThreadPool,
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    block_tables: Array,
+    block_size: int,
+    sequence_ids: Array,
+    positions: Array,
+    scale: float,
+    out: Array,
+) -> None: ...
+def embedding_rows(pool: ThreadPool, table: Array, ids: Array, out: Array) -> None: ...
