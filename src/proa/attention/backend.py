@@ -1,0 +1,52 @@
+"""What a model asks of an attention implementation, and the list of implementations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from proa.attention.batch import ForwardBatch
+from proa.attention.cpu import CpuAttention
+from proa.core.errors import ConfigError
+from proa.kvcache.pool import KVPool
+from proa.native.runtime import CpuRuntime
+
+__all__ = ["AttentionBackend", "AttentionStep", "create_attention"]
+
+
+class AttentionStep(Protocol):
+    """Attention of one forward pass."""
+
+    def attend(
+        self,
+        layer: int,
+        *,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor | None,
+        scale: float,
+        out: torch.Tensor,
+    ) -> None:
+        """Writes the keys and values of this step's tokens to the cache of `layer`, then attends causally.
+
+        query float32 `[T, heads, key_dim]`; key `[T, kv_heads * key_dim]`; value `[T, kv_heads * value_dim]`, None for
+        a latent cache (its values are columns of the key); out `[T, heads, value_dim]`. Rows may be strided.
+        """
+
+
+class AttentionBackend(Protocol):
+    """Builds the attention of each forward pass."""
+
+    def begin(self, batch: ForwardBatch, kv: KVPool) -> AttentionStep: ...
+
+
+BACKENDS: dict[str, Callable[[CpuRuntime], AttentionBackend]] = {"cpu": CpuAttention}
+
+
+def create_attention(name: str, runtime: CpuRuntime) -> AttentionBackend:
+    """The backend called `name`. Raises ConfigError naming the known ones."""
+    if name not in BACKENDS:
+        raise ConfigError("attention backend", f"one of {sorted(BACKENDS)}", name)
+    return BACKENDS[name](runtime)

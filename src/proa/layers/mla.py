@@ -1,0 +1,237 @@
+"""Multi-head latent attention (DeepSeek-V2, 2024) in its absorbed form.
+
+The cache holds one row per token: the normed latent of kv_lora_rank columns, then the rotated key of rope_dim columns
+that all heads share. kv_b_proj, which would expand the latent to keys and values of every head, is split per head and
+applied to the query (W_uk) and to the attended latent (W_uv) instead, for prefill and decode alike: the same
+operations, so the same bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from proa.attention.backend import AttentionStep
+from proa.layers.linear import Linear
+from proa.layers.norm import RMSNorm
+from proa.layers.parameters import ParameterReader
+from proa.layers.rotary import RotaryEmbedding, RotarySpec
+from proa.layers.workspace import Workspace
+from proa.native import ops
+from proa.native.ops import PackedWeight
+from proa.native.runtime import CpuRuntime
+from proa.weights.linear import RawLinear
+
+__all__ = ["LatentAttention", "MlaRows", "MlaSpec"]
+
+
+@dataclass(frozen=True, slots=True)
+class MlaSpec:
+    """`q_lora_rank` None: queries come from one q_proj. `norm_eps`: of the norms on the two latents."""
+
+    hidden: int
+    num_heads: int
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    rotary: RotarySpec
+    norm_eps: float
+    bias: bool = False
+
+    @property
+    def latent_dim(self) -> int:
+        """Columns of the cache."""
+        return self.kv_lora_rank + self.rope_dim
+
+    @property
+    def input_dim(self) -> int:
+        """Columns of the query side of the input projection: the query latent, or the queries themselves."""
+        return self.num_heads * (self.nope_dim + self.rope_dim) if self.q_lora_rank is None else self.q_lora_rank
+
+    @property
+    def scale(self) -> float:
+        yarn = self.rotary.yarn
+        return (self.nope_dim + self.rope_dim) ** -0.5 * (1.0 if yarn is None else yarn.softmax_factor())
+
+
+class MlaRows:
+    """Scratch of T tokens, shared by all layers of one spec."""
+
+    __slots__ = (
+        "attended",
+        "heads",
+        "heads_rows",
+        "input",
+        "latent",
+        "latent_norm",
+        "latent_rope",
+        "q_latent",
+        "q_nope",
+        "q_projected",
+        "q_rope",
+        "query",
+        "query_absorbed",
+        "query_rope",
+    )
+
+    def __init__(self, spec: MlaSpec, workspace: Workspace, tokens: int) -> None:
+        heads, rank, head_dim = spec.num_heads, spec.kv_lora_rank, spec.nope_dim + spec.rope_dim
+        self.input = workspace.rows("mla.input", tokens, spec.input_dim + spec.latent_dim)
+        self.q_latent = self.input[:, : spec.input_dim]
+        self.latent = self.input[:, spec.input_dim :]
+        self.latent_norm = self.latent[:, :rank]
+        self.latent_rope = self.latent.unsqueeze(1)
+        if spec.q_lora_rank is None:
+            self.q_projected = self.q_latent
+        else:
+            self.q_projected = workspace.rows("mla.query", tokens, heads * head_dim)
+        projected = self.q_projected.unflatten(1, (heads, head_dim))
+        self.q_nope, self.q_rope = projected[:, :, : spec.nope_dim], projected[:, :, spec.nope_dim :]
+        self.query = workspace.rows("mla.absorbed", tokens, heads, spec.latent_dim)
+        self.query_absorbed, self.query_rope = self.query[:, :, :rank], self.query[:, :, rank:]
+        self.attended = workspace.rows("mla.attended", tokens, heads, rank)
+        self.heads = workspace.rows("mla.heads", tokens, heads, spec.value_dim)
+        self.heads_rows = self.heads.flatten(1)
+
+
+class LatentAttention:
+    """Attention of one layer."""
+
+    __slots__ = (
+        "_input",
+        "_kv_norm",
+        "_layer",
+        "_output",
+        "_pool",
+        "_q_norm",
+        "_query",
+        "_rank",
+        "_rotary",
+        "_scale",
+        "_w_uk",
+        "_w_uv",
+    )
+
+    def __init__(
+        self,
+        runtime: CpuRuntime,
+        spec: MlaSpec,
+        layer: int,
+        rotary: RotaryEmbedding,
+        *,
+        input_: Linear,
+        q_norm: RMSNorm | None,
+        query: Linear | None,
+        kv_norm: RMSNorm,
+        w_uk: list[PackedWeight],
+        w_uv: list[PackedWeight],
+        output: Linear,
+    ) -> None:
+        self._pool = runtime.pool
+        self._layer = layer
+        self._rotary = rotary
+        self._rank = spec.kv_lora_rank
+        self._scale = spec.scale
+        self._input = input_
+        self._q_norm = q_norm
+        self._query = query
+        self._kv_norm = kv_norm
+        self._w_uk = w_uk
+        self._w_uv = w_uv
+        self._output = output
+
+    @classmethod
+    def load(
+        cls, reader: ParameterReader, prefix: str, spec: MlaSpec, layer: int, rotary: RotaryEmbedding
+    ) -> LatentAttention:
+        """Reads `{prefix}.q_proj` or `{q_a_proj, q_a_layernorm, q_b_proj}`, `kv_a_proj_with_mqa`, `kv_a_layernorm`,
+        `kv_b_proj` and `o_proj`."""
+        q_name, q_norm, query = "q_proj", None, None
+        if spec.q_lora_rank is not None:
+            q_name = "q_a_proj"
+            q_norm = RMSNorm.load(reader, f"{prefix}.q_a_layernorm", size=spec.q_lora_rank, eps=spec.norm_eps)
+            width = spec.num_heads * (spec.nope_dim + spec.rope_dim)
+            query = Linear.load(reader, [f"{prefix}.q_b_proj"], out_features=[width], in_features=spec.q_lora_rank)
+        input_ = _load_input(reader, prefix, q_name, spec)
+        w_uk, w_uv = _load_absorbed(reader, f"{prefix}.kv_b_proj", spec)
+        output = Linear.load(
+            reader,
+            [f"{prefix}.o_proj"],
+            out_features=[spec.hidden],
+            in_features=spec.num_heads * spec.value_dim,
+            bias=spec.bias,
+        )
+        kv_norm = RMSNorm.load(reader, f"{prefix}.kv_a_layernorm", size=spec.kv_lora_rank, eps=spec.norm_eps)
+        return cls(
+            reader.runtime,
+            spec,
+            layer,
+            rotary,
+            input_=input_,
+            q_norm=q_norm,
+            query=query,
+            kv_norm=kv_norm,
+            w_uk=w_uk,
+            w_uv=w_uv,
+            output=output,
+        )
+
+    @property
+    def nbytes(self) -> int:
+        linears = (self._input, self._output) if self._query is None else (self._input, self._query, self._output)
+        return sum(part.nbytes for part in (*linears, *self._w_uk, *self._w_uv))
+
+    def forward(
+        self, x: torch.Tensor, positions: torch.Tensor, rows: MlaRows, step: AttentionStep, out: torch.Tensor
+    ) -> None:
+        """`x`, `out` float32 `[T, hidden]`, `positions` int32 `[T]`."""
+        self._input.forward(x, rows.input)
+        if self._q_norm is not None and self._query is not None:
+            self._q_norm.forward(rows.q_latent, rows.q_latent)
+            self._query.forward(rows.q_latent, rows.q_projected)
+        self._kv_norm.forward(rows.latent_norm, rows.latent_norm)
+        self._rotary.forward(rows.latent_rope, positions, offset=self._rank)
+        ops.heads_linear(self._pool, rows.q_nope, self._w_uk, rows.query_absorbed)
+        rows.query_rope.copy_(rows.q_rope)
+        self._rotary.forward(rows.query, positions, offset=self._rank)
+        step.attend(self._layer, query=rows.query, key=rows.latent, value=None, scale=self._scale, out=rows.attended)
+        ops.heads_linear(self._pool, rows.attended, self._w_uv, rows.heads)
+        self._output.forward(rows.heads_rows, out)
+
+
+def _load_input(reader: ParameterReader, prefix: str, q_name: str, spec: MlaSpec) -> Linear:
+    """The projections of the hidden state, query side first; q_a_proj has a bias where kv_a has, q_proj never."""
+    names = [f"{prefix}.{q_name}", f"{prefix}.kv_a_proj_with_mqa"]
+    widths = [spec.input_dim, spec.latent_dim]
+    parts = reader.pack(names, widths, spec.hidden)
+    if not spec.bias:
+        return Linear(reader.runtime, parts)
+    q_bias = torch.zeros(widths[0])
+    if spec.q_lora_rank is not None:
+        q_bias = reader.vector(f"{names[0]}.bias", widths[0])
+    return Linear(reader.runtime, parts, torch.cat([q_bias, reader.vector(f"{names[1]}.bias", widths[1])]))
+
+
+def _load_absorbed(reader: ParameterReader, name: str, spec: MlaSpec) -> tuple[list[PackedWeight], list[PackedWeight]]:
+    """Per head: W_uk `[kv_lora_rank, nope_dim]` (the key rows of kv_b_proj, transposed) and W_uv `[value_dim, rank]`.
+
+    float32 and bf16 keep their format. A block format does not survive the transposition of a head that is not made
+    of whole blocks, so it is expanded to float32, which is exact.
+    """
+    head_rows = spec.nope_dim + spec.value_dim
+    raw = reader.raw_linear(name, spec.num_heads * head_rows, spec.kv_lora_rank)
+    weight_format, data = raw.format, raw.data
+    if raw.format not in ("f32", "bf16"):
+        weight_format, data = "f32", reader.pack_raw(raw).dequantize()
+    w_uk, w_uv = [], []
+    for head in range(spec.num_heads):
+        key_rows, value_rows = np.split(data[head * head_rows : (head + 1) * head_rows], [spec.nope_dim])
+        for matrix, packed in ((key_rows.T, w_uk), (value_rows, w_uv)):
+            contiguous = np.ascontiguousarray(matrix)
+            packed.append(reader.pack_raw(RawLinear(weight_format, *contiguous.shape, contiguous, None)))
+    reader.packed(name)
+    return w_uk, w_uv

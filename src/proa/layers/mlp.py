@@ -1,0 +1,113 @@
+"""Gated MLPs: the experts of a layer, dense layers and shared experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from proa.core.errors import UnsupportedError
+from proa.layers.parameters import ParameterReader
+from proa.layers.workspace import Workspace
+from proa.native.ops import ExpertLayer
+
+__all__ = ["GatedMLP", "MlpNames", "load_experts"]
+
+
+@dataclass(frozen=True, slots=True)
+class MlpNames:
+    """Names of the three projections inside an expert or MLP: `down(activation(gate(x)) * up(x))`."""
+
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLimits:
+    """The largest call an expert layer has to serve."""
+
+    max_tokens: int
+    max_top_k: int
+
+
+def load_experts(
+    reader: ParameterReader,
+    prefixes: list[str],
+    names: MlpNames,
+    *,
+    hidden: int,
+    intermediate: int,
+    activation: str,
+    limits: ExpertLimits,
+) -> ExpertLayer:
+    """Packs one gated MLP per prefix, e.g. `model.layers.3.mlp.experts.0`, into one native layer.
+
+    All projections must share one format. Raises UnsupportedError naming the first that does not.
+    """
+    layer: ExpertLayer | None = None
+    for expert, prefix in enumerate(prefixes):
+        gate = reader.raw_linear(f"{prefix}.{names.gate}", intermediate, hidden)
+        up = reader.raw_linear(f"{prefix}.{names.up}", intermediate, hidden)
+        down = reader.raw_linear(f"{prefix}.{names.down}", hidden, intermediate)
+        if layer is None:
+            weight_format = gate.format
+            layer = ExpertLayer(
+                reader.runtime.pool,
+                num_experts=len(prefixes),
+                hidden=hidden,
+                intermediate=intermediate,
+                format=weight_format,
+                activation=activation,
+                max_tokens=limits.max_tokens,
+                max_top_k=limits.max_top_k,
+            )
+        for raw in (gate, up, down):
+            if raw.format != weight_format:
+                raise UnsupportedError(
+                    prefix, f"all projections of a layer in one format ({weight_format})", raw.format
+                )
+        layer.load(expert, gate.data, gate.scales, up.data, up.scales, down.data, down.scales)
+        for name in (names.gate, names.up, names.down):
+            reader.packed(f"{prefix}.{name}")
+    assert layer is not None, "a layer has at least one expert"
+    return layer
+
+
+class GatedMLP:
+    """A single gated MLP that sees every token: a dense layer or the shared experts. An expert layer of one expert."""
+
+    __slots__ = ("_experts", "_ids", "_weights")
+
+    def __init__(self, experts: ExpertLayer, workspace: Workspace) -> None:
+        self._experts = experts
+        self._ids = workspace.rows("mlp.ids", workspace.max_tokens, 1, dtype=torch.int32)
+        self._weights = workspace.rows("mlp.weights", workspace.max_tokens, 1)
+        self._weights.fill_(1.0)
+
+    @classmethod
+    def load(
+        cls,
+        reader: ParameterReader,
+        prefix: str,
+        workspace: Workspace,
+        *,
+        hidden: int,
+        intermediate: int,
+        activation: str,
+        names: MlpNames,
+    ) -> GatedMLP:
+        limits = ExpertLimits(max_tokens=workspace.max_tokens, max_top_k=1)
+        experts = load_experts(
+            reader, [prefix], names, hidden=hidden, intermediate=intermediate, activation=activation, limits=limits
+        )
+        return cls(experts, workspace)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self._experts.nbytes)
+
+    def forward(self, x: torch.Tensor, out: torch.Tensor, *, accumulate: bool = False) -> None:
+        """`x`, `out` float32 `[T, hidden]`; with `accumulate` the result is added to `out`."""
+        tokens = x.shape[0]
+        self._experts.forward(x, self._ids[:tokens], self._weights[:tokens], out, accumulate=accumulate)

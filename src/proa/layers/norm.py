@@ -1,0 +1,38 @@
+"""RMS normalisation."""
+
+from __future__ import annotations
+
+import torch
+
+from proa.layers.parameters import ParameterReader
+from proa.native import ops
+from proa.native.runtime import CpuRuntime
+
+__all__ = ["RMSNorm"]
+
+
+class RMSNorm:
+    """`y = x * rsqrt(mean(x^2) + eps) * weight` in float32 (Zhang and Sennrich, 2019), over the last dimension."""
+
+    __slots__ = ("_pool", "eps", "weight")
+
+    def __init__(self, runtime: CpuRuntime, weight: torch.Tensor, eps: float) -> None:
+        self._pool = runtime.pool
+        self.weight = weight
+        self.eps = eps
+
+    @classmethod
+    def load(cls, reader: ParameterReader, name: str, *, size: int, eps: float) -> RMSNorm:
+        return cls(reader.runtime, reader.vector(f"{name}.weight", size), eps)
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes
+
+    def forward(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """`x`, `out` float32 `[R, D]`, rows may be strided; `out` may be `x` itself."""
+        ops.rms_norm(self._pool, x, self.weight, self.eps, out)
+
+    def add_forward(self, residual: torch.Tensor, delta: torch.Tensor, out: torch.Tensor) -> None:
+        """`residual += delta`, then `out` = norm of the new residual. All float32 `[T, D]`."""
+        ops.add_rms_norm(self._pool, residual, delta, self.weight, self.eps, out)

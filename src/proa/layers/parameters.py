@@ -1,0 +1,111 @@
+"""Reads the parameters of a model one by one, checks them, and packs them straight into their final place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from proa.core.errors import CheckpointError
+from proa.native.ops import PackedWeight
+from proa.native.runtime import CpuRuntime
+from proa.weights.checkpoint import Checkpoint
+from proa.weights.linear import RawLinear, linear_tensor_names, read_array, read_linear
+from proa.weights.progress import LoadProgress
+from proa.weights.quantization import FP8_BLOCK
+
+__all__ = ["ParameterReader"]
+
+
+@dataclass(slots=True)
+class ParameterReader:
+    """Parameters of one checkpoint by name; names are those of config.json's model, without wrapper prefixes.
+
+    Tensors are mapped views whose pages are dropped once packed: memory grows by what is packed and little else.
+    Every method raises CheckpointError naming the tensor when it is missing or has another shape.
+    """
+
+    checkpoint: Checkpoint
+    runtime: CpuRuntime
+    progress: LoadProgress
+    _used: set[str] = field(default_factory=set)
+
+    def vector(self, name: str, size: int) -> torch.Tensor:
+        """A norm weight or bias as float32 `[size]`."""
+        values = read_array(self.checkpoint, name, (size,))
+        self._finish_tensor(name)
+        return torch.from_numpy(values)
+
+    def table(self, name: str, rows: int, columns: int) -> np.ndarray:
+        """An embedding `[rows, columns]` as stored: float32, or bf16 as uint16; float16 is widened to float32.
+
+        A view of the mapped file (float16 aside), so only the rows that are read take memory.
+        """
+        tensor = self.checkpoint.tensor(name)
+        if tensor.shape == (rows, columns) and tensor.dtype in ("F32", "BF16"):
+            self._used.add(name)
+            self.progress.add(tensor.data.nbytes)
+            return tensor.data
+        values = read_array(self.checkpoint, name, (rows, columns))
+        self._finish_tensor(name)
+        return values
+
+    def raw_linear(self, name: str, out_features: int, in_features: int) -> RawLinear:
+        """The weight of a linear `[out_features, in_features]` as stored. Call `packed` once it is copied."""
+        return read_linear(self.checkpoint, name, (out_features, in_features))
+
+    def packed(self, name: str) -> None:
+        """The linear `name` is copied: counts its bytes and drops its pages."""
+        for tensor in linear_tensor_names(self.checkpoint, name):
+            self._finish_tensor(tensor)
+
+    def pack(self, names: Sequence[str], out_features: Sequence[int], in_features: int) -> list[PackedWeight]:
+        """Packs linears that read the same input, stacked along their rows into one where their formats allow it."""
+        raws = [self.raw_linear(n, rows, in_features) for n, rows in zip(names, out_features, strict=True)]
+        parts = [self.pack_raw(raw) for raw in ([_stack(raws)] if _can_stack(raws) else raws)]
+        for name in names:
+            self.packed(name)
+        return parts
+
+    def pack_raw(self, raw: RawLinear) -> PackedWeight:
+        return PackedWeight.pack(self.runtime.pool, raw.format, raw.data, raw.scales, raw.out_features, raw.in_features)
+
+    def finish(self, ignore: Callable[[str], bool]) -> None:
+        """Raises CheckpointError for tensors nobody read, but those that `ignore(name)` excuses."""
+        unexpected = sorted(n for n in self.checkpoint.names if n not in self._used and not ignore(n))
+        if unexpected:
+            shown = ", ".join(unexpected[:5]) + (", ..." if len(unexpected) > 5 else "")
+            raise CheckpointError(
+                str(self.checkpoint.path),
+                "only tensors that config.json accounts for",
+                f"{len(unexpected)} unexpected: {shown}",
+                "check that config.json belongs to these weights",
+            )
+
+    def _finish_tensor(self, name: str) -> None:
+        if name not in self._used:
+            self._used.add(name)
+            self.progress.add(self.checkpoint.nbytes(name))
+        self.checkpoint.release(name)
+
+
+def _can_stack(raws: Sequence[RawLinear]) -> bool:
+    """fp8 scales cover 128 rows, so only blocks that end on a multiple of 128 can have others stacked below."""
+    if len({raw.format for raw in raws}) != 1:
+        return False
+    return raws[0].format != "fp8_block128" or all(raw.out_features % FP8_BLOCK == 0 for raw in raws[:-1])
+
+
+def _stack(raws: Sequence[RawLinear]) -> RawLinear:
+    if len(raws) == 1:
+        return raws[0]
+    scales = [raw.scales for raw in raws if raw.scales is not None]
+    return RawLinear(
+        format=raws[0].format,
+        out_features=sum(raw.out_features for raw in raws),
+        in_features=raws[0].in_features,
+        data=np.concatenate([raw.data for raw in raws]),
+        scales=np.concatenate(scales) if scales else None,
+    )

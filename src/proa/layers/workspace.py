@@ -1,0 +1,32 @@
+"""Scratch tensors of a forward pass, allocated once and shared by all layers."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["Workspace"]
+
+
+class Workspace:
+    """Named buffers of `max_tokens` rows. Layers of one kind ask for the same names and so share the memory."""
+
+    __slots__ = ("_buffers", "max_tokens")
+
+    def __init__(self, max_tokens: int) -> None:
+        self.max_tokens = max_tokens
+        self._buffers: dict[str, torch.Tensor] = {}
+
+    def rows(self, name: str, tokens: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """The first `tokens` rows of buffer `name`, `[tokens, *shape]`, contiguous; contents are undefined.
+
+        The buffer is allocated at the first call; later calls must agree on shape and dtype.
+        """
+        buffer = self._buffers.get(name)
+        if buffer is None:
+            buffer = self._buffers[name] = torch.zeros(self.max_tokens, *shape, dtype=dtype)
+        assert buffer.shape[1:] == shape and buffer.dtype == dtype, f"workspace buffer {name} has two shapes"
+        return buffer[:tokens]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self._buffers.values())

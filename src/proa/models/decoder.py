@@ -1,0 +1,215 @@
+"""The decoder all families share: embedding, layers of attention and MLP or experts, final norm, output head."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from proa.attention.backend import AttentionBackend, AttentionStep, create_attention
+from proa.attention.batch import ForwardBatch
+from proa.kvcache.layout import KVLayout
+from proa.kvcache.pool import KVPool
+from proa.layers.embedding import Embedding, load_output_head
+from proa.layers.gqa import GqaRows, GqaSpec, GroupedQueryAttention
+from proa.layers.linear import Linear
+from proa.layers.mla import LatentAttention, MlaRows, MlaSpec
+from proa.layers.mlp import GatedMLP, MlpNames
+from proa.layers.norm import RMSNorm
+from proa.layers.parameters import ParameterReader
+from proa.layers.rotary import RotaryEmbedding
+from proa.layers.workspace import Workspace
+from proa.moe.layer import MoeLayer, MoeRows, MoeSpec
+
+__all__ = ["Decoder", "DecoderSpec"]
+
+MAX_CACHED_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSpec:
+    """Everything the decoder needs to know of a model.
+
+    `dense_intermediate`: width of the MLP of the layers outside `moe_layers`.
+    """
+
+    vocab_size: int
+    hidden: int
+    num_layers: int
+    norm_eps: float
+    tied_head: bool
+    attention: GqaSpec | MlaSpec
+    moe: MoeSpec
+    moe_layers: frozenset[int]
+    dense_intermediate: int
+
+    @property
+    def layout(self) -> KVLayout:
+        """What a token occupies in the KV cache."""
+        spec = self.attention
+        if isinstance(spec, MlaSpec):
+            return KVLayout(self.num_layers, 1, spec.latent_dim, spec.kv_lora_rank, latent=True)
+        return KVLayout(self.num_layers, spec.num_kv_heads, spec.head_dim, spec.head_dim)
+
+
+class Rows:
+    """Scratch views for T tokens, used by every layer in turn."""
+
+    __slots__ = ("attention", "delta", "moe", "normed", "residual")
+
+    def __init__(self, spec: DecoderSpec, workspace: Workspace, tokens: int) -> None:
+        self.residual = workspace.rows("residual", tokens, spec.hidden)
+        self.normed = workspace.rows("normed", tokens, spec.hidden)
+        self.delta = workspace.rows("delta", tokens, spec.hidden)
+        if isinstance(spec.attention, MlaSpec):
+            self.attention: GqaRows | MlaRows = MlaRows(spec.attention, workspace, tokens)
+        else:
+            self.attention = GqaRows(spec.attention, workspace, tokens)
+        self.moe = MoeRows(spec.moe, workspace, tokens)
+
+
+class Decoder:
+    """A loaded model on the CPU. One forward at a time: its scratch is shared."""
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        backend: AttentionBackend,
+        workspace: Workspace,
+        *,
+        embedding: Embedding,
+        layers: list[DecoderLayer],
+        norm: RMSNorm,
+        head: Linear,
+    ) -> None:
+        self._spec = spec
+        self._backend = backend
+        self._workspace = workspace
+        self._embedding = embedding
+        self._layers = layers
+        self._norm = norm
+        self._head = head
+        self._rows: OrderedDict[int, Rows] = OrderedDict()
+
+    @classmethod
+    def load(cls, reader: ParameterReader, spec: DecoderSpec, *, max_tokens: int, max_positions: int) -> Decoder:
+        """Reads and packs all parameters. `max_tokens`: of one forward; `max_positions`: of a sequence."""
+        workspace = Workspace(max_tokens)
+        rotary = RotaryEmbedding(reader.runtime, spec.attention.rotary, max_positions)
+        embedding = Embedding.load(reader, "model.embed_tokens", vocab_size=spec.vocab_size, hidden=spec.hidden)
+        layers = [DecoderLayer.load(reader, spec, layer, rotary, workspace) for layer in range(spec.num_layers)]
+        norm = RMSNorm.load(reader, "model.norm", size=spec.hidden, eps=spec.norm_eps)
+        head = load_output_head(reader, "lm_head", embedding, tied=spec.tied_head)
+        backend = create_attention("cpu", reader.runtime)
+        return cls(spec, backend, workspace, embedding=embedding, layers=layers, norm=norm, head=head)
+
+    @property
+    def layout(self) -> KVLayout:
+        return self._spec.layout
+
+    @property
+    def vocab_size(self) -> int:
+        return self._spec.vocab_size
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of packed weights in memory; the embedding stays in the mapped file."""
+        return self._head.nbytes + sum(layer.nbytes for layer in self._layers)
+
+    def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
+        """Runs T tokens and returns float32 logits `[L, vocab]` of `batch.logit_rows`, a tensor of its own.
+
+        A row's logits do not depend on the other rows, bit for bit.
+        """
+        rows = self._rows_of(batch.token_ids.shape[0])
+        step = self._backend.begin(batch, kv)
+        self._embedding.forward(batch.token_ids, rows.residual)
+        delta: torch.Tensor | None = None
+        for layer in self._layers:
+            layer.forward(rows, delta, batch.positions, step)
+            delta = rows.delta
+        return self._logits(rows, batch.logit_rows)
+
+    def _logits(self, rows: Rows, logit_rows: torch.Tensor) -> torch.Tensor:
+        logits = torch.empty(logit_rows.shape[0], self._spec.vocab_size)
+        if logit_rows.shape[0]:
+            residual = rows.residual.index_select(0, logit_rows)
+            normed = torch.empty_like(residual)
+            self._norm.add_forward(residual, rows.delta.index_select(0, logit_rows), normed)
+            self._head.forward(normed, logits)
+        return logits
+
+    def _rows_of(self, tokens: int) -> Rows:
+        """Views are built once per token count: decode steps repeat few of them."""
+        rows = self._rows.get(tokens)
+        if rows is None:
+            assert 0 < tokens <= self._workspace.max_tokens, f"forward of {tokens} tokens"
+            rows = self._rows[tokens] = Rows(self._spec, self._workspace, tokens)
+            if len(self._rows) > MAX_CACHED_ROWS:
+                self._rows.popitem(last=False)
+        return rows
+
+
+class DecoderLayer:
+    """Pre-norm attention and pre-norm MLP; each adds its output to the residual in the next norm."""
+
+    __slots__ = ("_attend", "_attention_norm", "_mlp", "_mlp_norm", "nbytes")
+
+    def __init__(
+        self,
+        attention: GroupedQueryAttention | LatentAttention,
+        mlp: GatedMLP | MoeLayer,
+        *,
+        attention_norm: RMSNorm,
+        mlp_norm: RMSNorm,
+    ) -> None:
+        self._attend: Callable[..., None] = attention.forward
+        self._mlp = mlp
+        self._attention_norm = attention_norm
+        self._mlp_norm = mlp_norm
+        self.nbytes = attention.nbytes + mlp.nbytes
+
+    @classmethod
+    def load(
+        cls, reader: ParameterReader, spec: DecoderSpec, layer: int, rotary: RotaryEmbedding, workspace: Workspace
+    ) -> DecoderLayer:
+        prefix = f"model.layers.{layer}"
+        attention_norm = RMSNorm.load(reader, f"{prefix}.input_layernorm", size=spec.hidden, eps=spec.norm_eps)
+        mlp_norm = RMSNorm.load(reader, f"{prefix}.post_attention_layernorm", size=spec.hidden, eps=spec.norm_eps)
+        attention: GroupedQueryAttention | LatentAttention
+        if isinstance(spec.attention, MlaSpec):
+            attention = LatentAttention.load(reader, f"{prefix}.self_attn", spec.attention, layer, rotary)
+        else:
+            attention = GroupedQueryAttention.load(reader, f"{prefix}.self_attn", spec.attention, layer, rotary)
+        mlp: GatedMLP | MoeLayer
+        if layer in spec.moe_layers:
+            mlp = MoeLayer.load(reader, prefix, spec.moe, layer, workspace)
+        else:
+            mlp = GatedMLP.load(
+                reader,
+                f"{prefix}.mlp",
+                workspace,
+                hidden=spec.hidden,
+                intermediate=spec.dense_intermediate,
+                activation=spec.moe.activation,
+                names=MlpNames(),
+            )
+        return cls(attention, mlp, attention_norm=attention_norm, mlp_norm=mlp_norm)
+
+    def forward(self, rows: Rows, delta: torch.Tensor | None, positions: torch.Tensor, step: AttentionStep) -> None:
+        """Adds `delta`, the output of the layer before (None: there is none), to the residual.
+
+        Leaves its own output in `rows.delta`.
+        """
+        if delta is None:
+            self._attention_norm.forward(rows.residual, rows.normed)
+        else:
+            self._attention_norm.add_forward(rows.residual, delta, rows.normed)
+        self._attend(rows.normed, positions, rows.attention, step, rows.delta)
+        self._mlp_norm.add_forward(rows.residual, rows.delta, rows.normed)
+        if isinstance(self._mlp, MoeLayer):
+            self._mlp.forward(rows.normed, rows.moe, rows.delta)
+        else:
+            self._mlp.forward(rows.normed, rows.delta)

@@ -1,0 +1,110 @@
+"""From an opened checkpoint to a model that runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from proa.attention.batch import ForwardBatch
+from proa.core.errors import ConfigError
+from proa.kvcache.layout import KVLayout
+from proa.kvcache.pool import KVPool
+from proa.layers.parameters import ParameterReader
+from proa.models.config import ModelConfig
+from proa.models.decoder import Decoder
+from proa.models.registry import FAMILIES
+from proa.native.runtime import CpuRuntime
+from proa.weights.checkpoint import Checkpoint
+from proa.weights.progress import LoadProgress
+
+__all__ = ["Model", "ModelInfo", "inspect", "load_model"]
+
+logger = logging.getLogger("proa.models")
+
+# Parts of multimodal checkpoints that text does not need.
+VISION_PREFIXES = ("vision_tower.", "mm_projector.")
+
+
+class Model(Protocol):
+    """A loaded model, as the engine drives it."""
+
+    @property
+    def layout(self) -> KVLayout: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def weight_bytes(self) -> int: ...
+
+    def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
+        """Writes the batch's keys and values to `kv` and returns float32 logits `[L, vocab]` of `logit_rows`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What can be known of a model without loading its weights."""
+
+    family: str
+    layout: KVLayout
+    vocab_size: int
+    max_position_embeddings: int
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    num_experts: int
+    top_k: int
+
+
+def inspect(checkpoint: Checkpoint) -> ModelInfo:
+    """Reads config.json only. Raises CheckpointError or UnsupportedError for one that proa cannot run."""
+    config = ModelConfig.from_checkpoint(checkpoint)
+    spec = FAMILIES[config.family](config)
+    return ModelInfo(
+        family=config.family,
+        layout=spec.layout,
+        vocab_size=spec.vocab_size,
+        max_position_embeddings=config.max_position_embeddings,
+        bos_token_id=config.bos_token_id,
+        eos_token_ids=config.eos_token_ids,
+        num_experts=config.moe.num_experts,
+        top_k=config.moe.top_k,
+    )
+
+
+def load_model(
+    checkpoint: Checkpoint,
+    runtime: CpuRuntime,
+    *,
+    max_tokens: int,
+    max_positions: int,
+    progress: LoadProgress | None = None,
+) -> Model:
+    """Packs every weight for the CPU, tensor by tensor.
+
+    `max_tokens`: largest forward; `max_positions`: longest sequence, at most the model's own limit (else ConfigError).
+    Raises CheckpointError naming a tensor that is missing, unexpected or of a wrong shape.
+    """
+    config = ModelConfig.from_checkpoint(checkpoint)
+    if not 0 < max_positions <= config.max_position_embeddings:
+        raise ConfigError("max_positions", f"1 .. {config.max_position_embeddings}, the model's limit", max_positions)
+    ignored = _ignored(config)
+    progress = progress or LoadProgress()
+    progress.start(sum(checkpoint.nbytes(n) for n in checkpoint.names if not ignored(n)), "weights")
+    reader = ParameterReader(checkpoint, runtime, progress)
+    spec = FAMILIES[config.family](config)
+    model = Decoder.load(reader, spec, max_tokens=max_tokens, max_positions=max_positions)
+    reader.finish(ignored)
+    progress.finish()
+    logger.info("%s: %s, %.2f GB of packed weights", checkpoint.path, config.family, model.weight_bytes / 1e9)
+    return model
+
+
+def _ignored(config: ModelConfig) -> Callable[[str], bool]:
+    """Tensors a checkpoint may hold that the model does without: MTP layers, vision, and what is derived anyway."""
+    mtp = tuple(f"model.layers.{config.num_layers + i}." for i in range(config.num_mtp_layers))
+    prefixes = mtp + VISION_PREFIXES + (("lm_head.",) if config.tie_word_embeddings else ())
+    return lambda name: name.startswith(prefixes) or name.endswith(".rotary_emb.inv_freq")

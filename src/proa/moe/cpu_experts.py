@@ -1,0 +1,49 @@
+"""The routed experts of one layer in CPU memory."""
+
+from __future__ import annotations
+
+import torch
+
+from proa.layers.mlp import ExpertLimits, MlpNames, load_experts
+from proa.layers.parameters import ParameterReader
+from proa.moe.router import TopK
+from proa.native.ops import ExpertLayer
+
+__all__ = ["CpuExperts"]
+
+
+class CpuExperts:
+    """All experts of one layer, packed in one native layer."""
+
+    __slots__ = ("_layer",)
+
+    def __init__(self, layer: ExpertLayer) -> None:
+        self._layer = layer
+
+    @classmethod
+    def load(
+        cls,
+        reader: ParameterReader,
+        prefix: str,
+        names: MlpNames,
+        *,
+        num_experts: int,
+        hidden: int,
+        intermediate: int,
+        activation: str,
+        limits: ExpertLimits,
+    ) -> CpuExperts:
+        """Reads `{prefix}.{expert}.{gate,up,down}` of every expert."""
+        prefixes = [f"{prefix}.{expert}" for expert in range(num_experts)]
+        layer = load_experts(
+            reader, prefixes, names, hidden=hidden, intermediate=intermediate, activation=activation, limits=limits
+        )
+        return cls(layer)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self._layer.nbytes)
+
+    def forward(self, x: torch.Tensor, topk: TopK, out: torch.Tensor) -> None:
+        """`x`, `out` float32 `[T, hidden]`; a slot whose id is -1 adds nothing."""
+        self._layer.forward(x, topk.ids, topk.weights, out)

@@ -1,0 +1,100 @@
+"""The mixture-of-experts layer: router, routed experts, shared experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from proa.layers.mlp import ExpertLimits, GatedMLP, MlpNames
+from proa.layers.parameters import ParameterReader
+from proa.layers.workspace import Workspace
+from proa.moe.cpu_experts import CpuExperts
+from proa.moe.router import Router, RouterSpec, TopK
+from proa.moe.strategy import AllCpu, ExpertStrategy, LayerContext
+
+__all__ = ["MoeLayer", "MoeRows", "MoeSpec"]
+
+
+@dataclass(frozen=True, slots=True)
+class MoeSpec:
+    """Shapes and tensor names of the MoE layers; `shared_intermediate` 0: no shared experts.
+
+    Tensors: `{block}.gate`, `{block}.experts.{e}.{names}` and `{block}.shared_experts.{names}` below the layer prefix.
+    """
+
+    hidden: int
+    intermediate: int
+    router: RouterSpec
+    activation: str
+    shared_intermediate: int
+    block: str
+    names: MlpNames
+
+
+class MoeRows:
+    """Scratch of T tokens, shared by all MoE layers."""
+
+    __slots__ = ("logits", "topk")
+
+    def __init__(self, spec: MoeSpec, workspace: Workspace, tokens: int) -> None:
+        top_k = spec.router.top_k
+        self.logits = workspace.rows("moe.logits", tokens, spec.router.num_experts)
+        self.topk = TopK(
+            workspace.rows("moe.ids", tokens, top_k, dtype=torch.int32), workspace.rows("moe.weights", tokens, top_k)
+        )
+
+
+class MoeLayer:
+    """`out` = sum of the routed experts + the shared experts."""
+
+    __slots__ = ("_layer", "_nbytes", "_router", "_shared", "_strategy")
+
+    def __init__(
+        self, layer: int, router: Router, strategy: ExpertStrategy, shared: GatedMLP | None, *, nbytes: int
+    ) -> None:
+        self._layer = layer
+        self._router = router
+        self._strategy = strategy
+        self._shared = shared
+        self._nbytes = nbytes
+
+    @classmethod
+    def load(cls, reader: ParameterReader, prefix: str, spec: MoeSpec, layer: int, workspace: Workspace) -> MoeLayer:
+        """Reads the router, all experts and the shared experts below `prefix`, e.g. `model.layers.3`."""
+        block = f"{prefix}.{spec.block}"
+        router = Router.load(reader, f"{block}.gate", spec.router, hidden=spec.hidden)
+        experts = CpuExperts.load(
+            reader,
+            f"{block}.experts",
+            spec.names,
+            num_experts=spec.router.num_experts,
+            hidden=spec.hidden,
+            intermediate=spec.intermediate,
+            activation=spec.activation,
+            limits=ExpertLimits(workspace.max_tokens, spec.router.top_k),
+        )
+        shared = None
+        if spec.shared_intermediate:
+            shared = GatedMLP.load(
+                reader,
+                f"{block}.shared_experts",
+                workspace,
+                hidden=spec.hidden,
+                intermediate=spec.shared_intermediate,
+                activation=spec.activation,
+                names=spec.names,
+            )
+        nbytes = router.nbytes + experts.nbytes + (0 if shared is None else shared.nbytes)
+        return cls(layer, router, AllCpu(experts), shared, nbytes=nbytes)
+
+    @property
+    def nbytes(self) -> int:
+        return self._nbytes
+
+    def forward(self, x: torch.Tensor, rows: MoeRows, out: torch.Tensor) -> None:
+        """`x`, `out` float32 `[T, hidden]`."""
+        self._router.forward(x, rows.logits, rows.topk)
+        self._strategy.forward(x, rows.topk, LayerContext(self._layer, out))
+        if self._shared is not None:
+            self._shared.forward(x, out, accumulate=True)
