@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -43,12 +44,12 @@ class GqaRows:
     def __init__(self, spec: GqaSpec, workspace: Workspace, tokens: int) -> None:
         q, k, v = spec.widths
         self.qkv = workspace.rows("gqa.qkv", tokens, q + k + v)
-        self.query = self.qkv[:, :q].unflatten(1, (spec.num_heads, spec.head_dim))
+        self.query = self.qkv[:, :q].view(tokens, spec.num_heads, spec.head_dim)
         self.key_rows = self.qkv[:, q : q + k]
-        self.key = self.key_rows.unflatten(1, (spec.num_kv_heads, spec.head_dim))
+        self.key = self.key_rows.view(tokens, spec.num_kv_heads, spec.head_dim)
         self.value_rows = self.qkv[:, q + k :]
         self.attended_rows = workspace.rows("gqa.attended", tokens, q)
-        self.attended = self.attended_rows.unflatten(1, (spec.num_heads, spec.head_dim))
+        self.attended = self.attended_rows.view(tokens, spec.num_heads, spec.head_dim)
 
 
 class GroupedQueryAttention:
@@ -73,7 +74,7 @@ class GroupedQueryAttention:
         self._output = output
         self._q_norm = q_norm
         self._k_norm = k_norm
-        self._scale = spec.head_dim**-0.5
+        self._scale = math.pow(spec.head_dim, -0.5)
 
     @classmethod
     def load(

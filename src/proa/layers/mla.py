@@ -8,6 +8,7 @@ operations, so the same bits.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,7 +56,7 @@ class MlaSpec:
     @property
     def scale(self) -> float:
         yarn = self.rotary.yarn
-        return (self.nope_dim + self.rope_dim) ** -0.5 * (1.0 if yarn is None else yarn.softmax_factor())
+        return math.pow(self.nope_dim + self.rope_dim, -0.5) * (1.0 if yarn is None else yarn.softmax_factor())
 
 
 class MlaRows:
@@ -89,7 +90,7 @@ class MlaRows:
             self.q_projected = self.q_latent
         else:
             self.q_projected = workspace.rows("mla.query", tokens, heads * head_dim)
-        projected = self.q_projected.unflatten(1, (heads, head_dim))
+        projected = self.q_projected.view(tokens, heads, head_dim)
         self.q_nope, self.q_rope = projected[:, :, : spec.nope_dim], projected[:, :, spec.nope_dim :]
         self.query = workspace.rows("mla.absorbed", tokens, heads, spec.latent_dim)
         self.query_absorbed, self.query_rope = self.query[:, :, :rank], self.query[:, :, rank:]
@@ -227,11 +228,13 @@ def _load_absorbed(reader: ParameterReader, name: str, spec: MlaSpec) -> tuple[l
     weight_format, data = raw.format, raw.data
     if raw.format not in ("f32", "bf16"):
         weight_format, data = "f32", reader.pack_raw(raw).dequantize()
-    w_uk, w_uv = [], []
+    w_uk: list[PackedWeight] = []
+    w_uv: list[PackedWeight] = []
     for head in range(spec.num_heads):
         key_rows, value_rows = np.split(data[head * head_rows : (head + 1) * head_rows], [spec.nope_dim])
         for matrix, packed in ((key_rows.T, w_uk), (value_rows, w_uv)):
             contiguous = np.ascontiguousarray(matrix)
-            packed.append(reader.pack_raw(RawLinear(weight_format, *contiguous.shape, contiguous, None)))
+            rows, columns = contiguous.shape
+            packed.append(reader.pack_raw(RawLinear(weight_format, rows, columns, contiguous, None)))
     reader.packed(name)
     return w_uk, w_uv
