@@ -143,10 +143,10 @@ def _read_index(path: Path) -> dict[str, str]:
         raise CheckpointError(str(path), "weight_map to map tensor names to files", type(weight_map).__name__)
     for name, shard in weight_map.items():
         # A plain name cannot leave the directory. Symbolic links stay allowed: hub caches consist of them.
-        if not isinstance(shard, str) or Path(shard).name != shard or "\\" in shard or "\0" in shard:
-            raise CheckpointError(f"{path}: {name}", "the plain file name of a shard", repr(shard)[:200])
-        if not shard.endswith(".safetensors"):
-            raise CheckpointError(f"{path}: {name}", "a .safetensors file", repr(shard)[:200])
+        plain = isinstance(shard, str) and Path(shard).name == shard and not {"\\", "\0"} & set(shard)
+        if not plain or not shard.endswith(".safetensors"):
+            got = repr(shard)[:200]
+            raise CheckpointError(f"{path}: {name}", "the plain file name of a .safetensors shard", got)
     return weight_map
 
 
