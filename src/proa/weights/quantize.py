@@ -52,12 +52,12 @@ def dequantize(linear: RawLinear) -> np.ndarray:
     assert linear.scales is not None
     if linear.format == "fp8_block128":
         shape = (linear.out_features, linear.in_features)
-        return f32_from_e4m3(linear.data) * _expand_blocks(linear.scales, shape)
+        return np.asarray(f32_from_e4m3(linear.data) * _expand_blocks(linear.scales, shape))
     assert linear.format == "int4_g32", linear.format
     nibbles = np.empty((linear.out_features, linear.in_features), np.float32)
     nibbles[:, 0::2] = linear.data & 15
     nibbles[:, 1::2] = linear.data >> 4
-    return (nibbles - 8) * np.repeat(f32_from_bf16(linear.scales), INT4_GROUP, axis=1)
+    return np.asarray((nibbles - 8) * np.repeat(f32_from_bf16(linear.scales), INT4_GROUP, axis=1))
 
 
 def e4m3_from_f32(values: np.ndarray) -> np.ndarray:
@@ -74,7 +74,7 @@ def e4m3_from_f32(values: np.ndarray) -> np.ndarray:
 
 def f32_from_e4m3(codes: np.ndarray) -> np.ndarray:
     """uint8 e4m3fn of any shape -> float32, exact."""
-    return _E4M3_VALUES[codes]
+    return np.take(_E4M3_VALUES, codes)
 
 
 def _expand_blocks(scales: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
