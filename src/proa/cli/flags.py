@@ -1,0 +1,233 @@
+"""The flags of `proa serve`: one table, from which its options, `proa.launch_server` and docs/flags.md are made.
+
+A flag sets one field of one package's configuration; its default is that field's default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from proa.core.errors import ConfigError
+from proa.engine.config import EngineConfig
+from proa.server.config import ServerConfig
+
+__all__ = ["FLAGS", "Flag", "Owner", "by_owner", "check_ranges", "default_of", "default_text"]
+
+Owner = Literal["server", "engine"]
+CONFIGS: dict[Owner, type] = {"server": ServerConfig, "engine": EngineConfig}
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One option.
+
+    unset: what happens when the default is None.
+    between: smallest and largest number, where the config itself does not check.
+    sglang: SGLang's spellings of the same thing.
+    """
+
+    name: str
+    owner: Owner
+    field: str
+    kind: type[int] | type[float] | type[str] | type[bool] | type[Path]
+    doc: str
+    choices: tuple[str, ...] = ()
+    unset: str = ""
+    between: tuple[float, float] | None = None
+    sglang: tuple[str, ...] = ()
+
+
+FLAGS: tuple[Flag, ...] = (
+    Flag("--host", "server", "host", str, "Address to listen on; 0.0.0.0 opens it to the network.", sglang=("--host",)),
+    Flag("--port", "server", "port", int, "Port to listen on.", between=(1, 65535), sglang=("--port",)),
+    Flag(
+        "--served-model-name",
+        "server",
+        "served_model_name",
+        str,
+        "Name of the model in the API.",
+        unset="the directory's name",
+        sglang=("--served-model-name",),
+    ),
+    Flag(
+        "--api-key",
+        "server",
+        "api_key",
+        str,
+        "Key every request has to carry; better in PROA_API_KEY.",
+        unset="PROA_API_KEY, else no key",
+        sglang=("--api-key",),
+    ),
+    Flag(
+        "--chat-template",
+        "server",
+        "chat_template",
+        Path,
+        "File with a Jinja chat template.",
+        unset="the checkpoint's own",
+        sglang=("--chat-template",),
+    ),
+    Flag(
+        "--max-queued-requests",
+        "server",
+        "max_queued_requests",
+        int,
+        "Sequences that may wait beside those that run; the next gets 429.",
+        between=(0, 100_000),
+        sglang=("--max-queued-requests",),
+    ),
+    Flag(
+        "--drain-timeout",
+        "server",
+        "drain_timeout",
+        float,
+        "Seconds that running requests may go on after SIGTERM.",
+        between=(0, 86_400),
+    ),
+    Flag(
+        "--sampling-defaults",
+        "server",
+        "sampling_defaults",
+        str,
+        "Where unset sampling fields come from: the model's generation_config.json, or OpenAI's defaults.",
+        choices=("model", "openai"),
+        sglang=("--sampling-defaults",),
+    ),
+    Flag(
+        "--max-running-requests",
+        "engine",
+        "max_running_requests",
+        int,
+        "Sequences in one forward pass.",
+        sglang=("--max-running-requests",),
+    ),
+    Flag(
+        "--context-length",
+        "engine",
+        "context_length",
+        int,
+        "Longest prompt + answer in tokens.",
+        unset="the model's limit, or what the KV cache holds",
+        sglang=("--context-length",),
+    ),
+    Flag(
+        "--max-total-tokens",
+        "engine",
+        "max_total_tokens",
+        int,
+        "Size of the KV cache in tokens.",
+        unset="from --memory-fraction",
+        sglang=("--max-total-tokens",),
+    ),
+    Flag(
+        "--memory-fraction",
+        "engine",
+        "memory_fraction",
+        float,
+        "Share of the RAM left after the weights that the KV cache may take.",
+    ),
+    Flag(
+        "--kv-cache-dtype",
+        "engine",
+        "kv_cache_dtype",
+        str,
+        "Number format of the KV cache.",
+        choices=("auto", "float32", "bfloat16"),
+        sglang=("--kv-cache-dtype",),
+    ),
+    Flag(
+        "--block-size",
+        "engine",
+        "block_size",
+        int,
+        "Tokens per KV block; prefixes are shared in whole blocks.",
+        sglang=("--page-size",),
+    ),
+    Flag(
+        "--chunked-prefill-size",
+        "engine",
+        "chunked_prefill_size",
+        int,
+        "Prompt tokens in one forward pass.",
+        sglang=("--chunked-prefill-size",),
+    ),
+    Flag(
+        "--disable-radix-cache",
+        "engine",
+        "disable_radix_cache",
+        bool,
+        "Do not reuse the KV cache of earlier prompts.",
+        sglang=("--disable-radix-cache",),
+    ),
+    Flag(
+        "--threads",
+        "engine",
+        "num_threads",
+        int,
+        "Threads that compute.",
+        unset="one per physical core",
+        sglang=("--kt-cpuinfer",),
+    ),
+    Flag(
+        "--random-seed",
+        "engine",
+        "random_seed",
+        int,
+        "Seed for requests that bring none.",
+        unset="from the system",
+        sglang=("--random-seed",),
+    ),
+    Flag(
+        "--log-level",
+        "engine",
+        "log_level",
+        str,
+        "How much the processes log.",
+        choices=("debug", "info", "warning", "error"),
+        unset="PROA_LOG_LEVEL, else info",
+        sglang=("--log-level",),
+    ),
+)
+
+
+def by_owner(values: Mapping[str, Any], owner: Owner) -> dict[str, Any]:
+    """Config fields of one package from flag values by flag name; flags that were not given (None) are left out."""
+    given = {flag.name: flag for flag in FLAGS if flag.owner == owner}
+    return {given[name].field: value for name, value in values.items() if name in given and value is not None}
+
+
+def check_ranges(values: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a number outside its flag's `between`."""
+    for flag in FLAGS:
+        value = values.get(flag.name)
+        if flag.between and value is not None and not flag.between[0] <= value <= flag.between[1]:
+            raise ConfigError(flag.name, f"a number from {flag.between[0]:g} to {flag.between[1]:g}", value)
+
+
+def default_of(flag: Flag) -> Any:
+    """The default in the owner's config; None when the owner decides."""
+    config = CONFIGS[flag.owner]
+    if is_dataclass(config):
+        for field in fields(config):
+            if field.name == flag.field:
+                return None if field.default is MISSING else field.default
+    else:
+        for entry in msgspec.structs.fields(config):
+            if entry.name == flag.field:
+                return None if entry.default is msgspec.NODEFAULT else entry.default
+    raise AssertionError(f"{config.__name__} has no field {flag.field}")
+
+
+def default_text(flag: Flag) -> str:
+    """The default as a person reads it."""
+    default = default_of(flag)
+    if flag.unset and default in {None, ""}:
+        return flag.unset
+    if flag.kind is bool:
+        return "on" if default else "off"
+    return str(default)

@@ -1,0 +1,132 @@
+"""`proa serve`: the OpenAI endpoint of one model. Its options are made from the table in `proa.cli.flags`."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import typer
+
+from proa.cli.flags import FLAGS, Flag, by_owner, check_ranges, default_text
+from proa.cli.loading import ByteDisplay, EngineDisplay
+from proa.core import env, logging
+from proa.core.errors import CheckpointError
+from proa.engine.config import EngineConfig
+from proa.server.config import ServerConfig
+
+__all__ = ["compose", "register", "run"]
+
+DEMO = "demo"
+_ENGINE_COMMAND = [sys.executable, "-m", "proa.engine"]
+_PANELS = {"server": "Endpoint", "engine": "Engine"}
+_HELP = """Serve a model directory as an OpenAI endpoint.
+
+MODEL is a Hugging Face checkpoint directory (config.json, *.safetensors, tokenizer.json), or demo: a small model of
+real language that is built once. Weights are used in the format they are stored in; nothing is downloaded and no code
+from the directory is run. SIGTERM or Ctrl-C lets running streams finish; a second one ends at once.
+
+Examples:
+
+    proa serve demo
+
+    proa serve /models/Qwen3-30B-A3B --port 9000
+
+    proa serve /models/Kimi-K2 --context-length 65536 --max-running-requests 4
+
+    curl http://127.0.0.1:8000/v1/models
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add `serve` to the commands."""
+
+    def command(**values: Any) -> None:
+        run(values["model"], {flag.name: values[_parameter_name(flag)] for flag in FLAGS})
+
+    model = inspect.Parameter(
+        "model",
+        inspect.Parameter.KEYWORD_ONLY,
+        annotation=Annotated[str, typer.Argument(metavar="MODEL", help="Model directory, or demo.")],
+    )
+    parameters = [model, *map(_parameter, FLAGS)]
+    # typer reads a command's options from its signature; this one has a row of the table per option.
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    app.command("serve", help=_HELP)(command)
+
+
+def _parameter_name(flag: Flag) -> str:
+    return flag.name.removeprefix("--").replace("-", "_")
+
+
+def _parameter(flag: Flag) -> inspect.Parameter:
+    kind: Any = Literal[flag.choices] if flag.choices else flag.kind
+    option = typer.Option(
+        flag.name,
+        help=f"{flag.doc} [default: {default_text(flag)}]".replace("[", "\\["),
+        rich_help_panel=_PANELS[flag.owner],
+        show_default=False,
+    )
+    return inspect.Parameter(
+        _parameter_name(flag), inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+    )
+
+
+def run(model: str, values: Mapping[str, Any]) -> None:
+    """Serve until SIGTERM. `values` maps flag names to values; None is the default.
+
+    Raises:
+        ProaError: the configuration is wrong, the checkpoint cannot be served, or the engine could not start.
+    """
+    from proa.server.launch import serve as serve_api  # here, so that the other commands start without a web server
+
+    level = values.get("--log-level") or env.log_level()
+    logging.configure(level, process="api")
+    server, engine = compose(model, {**values, "--log-level": level})
+    serve_api(server, _ENGINE_COMMAND, engine.to_json(), on_status=EngineDisplay(ByteDisplay()))
+
+
+def compose(model: str, values: Mapping[str, Any]) -> tuple[ServerConfig, EngineConfig]:
+    """The two configurations of a server. Builds the demo model if it is asked for and not there.
+
+    Raises:
+        ConfigError: a value out of range.
+        CheckpointError: no such model directory.
+    """
+    check_ranges(values)
+    # The addresses are made by the API process for each engine it starts.
+    given = EngineConfig(model_path=model, to_engine="", from_engine="", **by_owner(values, "engine"))
+    EngineConfig.from_json(given.to_json())  # checks the ranges before anything is built or started
+    path = _model_directory(model)
+    settings = by_owner(values, "server")
+    settings.setdefault("api_key", env.api_key())
+    if model == DEMO:
+        settings.setdefault("served_model_name", DEMO)
+    return ServerConfig(model_path=path, **settings), msgspec.structs.replace(given, model_path=str(path))
+
+
+def _model_directory(model: str) -> Path:
+    if model == DEMO:
+        return _demo_model()
+    path = Path(model).expanduser()
+    if not (path / "config.json").is_file():
+        what = "a directory without one" if path.is_dir() else "a file" if path.exists() else "nothing there"
+        fix = "name a Hugging Face checkpoint directory, or demo"
+        raise CheckpointError("MODEL", f"a directory with config.json at {path}", what, fix)
+    return path
+
+
+def _demo_model() -> Path:
+    from proa.convert.demo_model import ensure_demo_model  # here: it needs numpy, which the API process does not
+
+    display = ByteDisplay()
+    try:
+        return ensure_demo_model(
+            progress=lambda s: display.update(f"demo model: {s.stage}", s.done_bytes, s.total_bytes)
+        )
+    finally:
+        display.close()
