@@ -101,11 +101,16 @@ class KVManager:
         table.node = nodes[-1]
         table.num_shared = last
 
-    def close(self, table: BlockTable) -> None:
-        """The sequence ends: owned blocks become free, shared ones stay cached until evicted."""
+    def close(self, table: BlockTable, *, forget: bool = False) -> None:
+        """The sequence ends: owned blocks become free, shared ones stay cached until evicted.
+
+        `forget` also drops the shared ones no other prefix needs: their contents are not trusted.
+        """
         self._tables.remove(table)
         self._pool.release(table.block_ids[table.num_shared :])
         self._tree.unlock(table.node)
+        if forget:
+            self._pool.release(self._tree.forget(table.node))
         table.block_ids = array("i")
         table.num_shared = 0
         table.node = self._tree.root

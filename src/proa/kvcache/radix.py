@@ -112,12 +112,19 @@ class RadixTree:
                 continue
             parent = node.parent
             assert parent is not None
-            del parent.children[node.tokens]
-            node.parent = None
-            self.num_blocks -= 1
-            freed.append(node.block)
+            freed.append(self._remove(node))
             if parent is not self.root and not parent.children and parent.references == 0:
                 self._push(parent)
+        return freed
+
+    def forget(self, node: RadixNode) -> list[int]:
+        """Remove `node` and then its ancestors as far as nobody else needs them; return the freed blocks."""
+        freed: list[int] = []
+        while node is not self.root and not node.children and node.references == 0:
+            parent = node.parent
+            assert parent is not None
+            freed.append(self._remove(node))
+            node = parent
         return freed
 
     def nodes(self) -> Iterator[RadixNode]:
@@ -143,6 +150,13 @@ class RadixTree:
                 assert id(node) in candidates, f"block {node.block} could never be evicted"
         assert total == self.num_blocks, f"{total} nodes, counted {self.num_blocks}"
         assert protected == self.num_protected, f"{protected} protected, counted {self.num_protected}"
+
+    def _remove(self, node: RadixNode) -> int:
+        assert node.parent is not None
+        del node.parent.children[node.tokens]
+        node.parent = None
+        self.num_blocks -= 1
+        return node.block
 
     def _is_candidate(self, node: RadixNode, last_used: int) -> bool:
         return node.parent is not None and not node.children and node.references == 0 and node.last_used == last_used

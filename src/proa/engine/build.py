@@ -1,0 +1,63 @@
+"""The parts of an engine, put together around a loaded model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from proa.engine.config import EngineConfig
+from proa.engine.engine import Engine
+from proa.engine.kv_plan import KVPlan
+from proa.engine.runner import ForwardModel, Runner
+from proa.engine.scheduler import Scheduler
+from proa.kvcache.layout import KVLayout
+from proa.kvcache.manager import KVManager
+from proa.kvcache.pool import KVPool
+
+__all__ = ["LoadedModel", "Loader", "Report", "build_engine", "max_forward_tokens"]
+
+# bytes done, bytes in all
+Report = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model and the plan of its KV cache."""
+
+    model: ForwardModel
+    layout: KVLayout
+    plan: KVPlan
+    eos_token_ids: Sequence[int]
+    info: dict[str, str] = field(default_factory=dict)
+
+
+Loader = Callable[[EngineConfig, Report], LoadedModel]
+
+
+def max_forward_tokens(config: EngineConfig) -> int:
+    """The most tokens a step computes: a full prefill budget beside a decoding token of every sequence."""
+    return config.chunked_prefill_size + config.max_running_requests
+
+
+def build_engine(config: EngineConfig, loaded: LoadedModel) -> Engine:
+    """Put the parts together; the KV cache takes address space now and memory when used."""
+    plan = loaded.plan
+    pool = KVPool(loaded.layout, plan.num_blocks, plan.block_size, plan.dtype)
+    manager = KVManager(plan.num_blocks, plan.block_size, prefix_cache=not config.disable_radix_cache)
+    runner = Runner(
+        loaded.model,
+        pool,
+        max_tokens=max_forward_tokens(config),
+        max_running=config.max_running_requests,
+        max_blocks=-(-plan.max_model_len // plan.block_size),
+    )
+    scheduler = Scheduler(manager, max_running=config.max_running_requests, chunk_tokens=config.chunked_prefill_size)
+    return Engine(
+        runner=runner,
+        manager=manager,
+        scheduler=scheduler,
+        vocab_size=loaded.model.vocab_size,
+        eos_token_ids=loaded.eos_token_ids,
+        max_model_len=plan.max_model_len,
+        random_seed=config.random_seed,
+    )

@@ -1,0 +1,224 @@
+"""Requests in, tokens out, one step at a time. No process, socket or clock of its own: `proa.engine.loop` drives it."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Sequence
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proa.engine.request import Request
+from proa.engine.runner import Runner
+from proa.engine.sampler import Draw, LogitsError, draw
+from proa.engine.scheduler import Chunk, Scheduler
+from proa.ipc.messages import EngineStats, Generate, StepOutput, TokenOutput
+from proa.kvcache.manager import KVManager
+
+__all__ = ["Engine"]
+
+logger = logging.getLogger("proa.engine")
+
+# A chunk and its logits [vocab], None unless it draws.
+_Computed = tuple[Chunk, NDArray[np.float32] | None]
+
+
+class Engine:
+    """Every request submitted ends with exactly one output that has a finish_reason."""
+
+    def __init__(
+        self,
+        *,
+        runner: Runner,
+        manager: KVManager,
+        scheduler: Scheduler,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        max_model_len: int,
+        random_seed: int | None = None,
+    ) -> None:
+        self._runner = runner
+        self._manager = manager
+        self._scheduler = scheduler
+        self._vocab_size = vocab_size
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._max_model_len = max_model_len
+        self._seeds = random.SystemRandom() if random_seed is None else random.Random(random_seed)
+        self._requests: dict[str, Request] = {}
+        # Outputs made between steps, sent with the next one.
+        self._outbox: list[TokenOutput] = []
+        self._arrivals = 0
+        self._generated = 0
+        self._aborted = 0
+        self._step_ms = self._schedule_ms = self._sample_ms = 0.0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do."""
+        return bool(self._requests or self._outbox)
+
+    def submit(self, message: Generate) -> None:
+        """Queue a sequence. One that cannot run is answered with an error in the next step."""
+        if message.rid in self._requests:
+            # Answering would end the other request of this name at the client.
+            logger.error("dropped a request: rid %r is in use", message.rid)
+            return
+        if problem := self._refuse(message):
+            self._outbox.append(TokenOutput(rid=message.rid, token_ids=[], finish_reason="error", error=problem))
+            return
+        if message.sampling.max_tokens < 1:
+            self._outbox.append(TokenOutput(rid=message.rid, token_ids=[], finish_reason="length"))
+            return
+        request = Request(
+            message,
+            arrival=self._arrivals,
+            seed=self._seeds.getrandbits(64),
+            eos_token_ids=self._eos_token_ids,
+            vocab_size=self._vocab_size,
+        )
+        self._arrivals += 1
+        self._requests[request.rid] = request
+        self._scheduler.add(request)
+
+    def abort(self, rid: str) -> None:
+        """Stop `rid`, or everything when empty; its blocks are free on return. Unknown ones are finished already."""
+        for name in list(self._requests) if rid == "" else [rid]:
+            request = self._requests.get(name)
+            if request is not None:
+                self._aborted += 1
+                self._outbox.append(self._end(request, TokenOutput(rid=name, token_ids=[], finish_reason="abort")))
+
+    def flush(self) -> bool:
+        """Empty the prefix cache; False, and nothing done, while requests are unfinished."""
+        if self._requests:
+            return False
+        self._manager.flush()
+        return True
+
+    def step(self) -> StepOutput:
+        """Run one forward pass and draw tokens; what was queued since the last step comes with it."""
+        started = perf_counter()
+        chunks = self._scheduler.schedule()
+        assert chunks or not self._requests, "requests are left but nothing is scheduled"
+        scheduled = perf_counter()
+        computed = self._forward(chunks) if chunks else []
+        forwarded = perf_counter()
+        for chunk, logits in computed:
+            self._advance(chunk, logits)
+        outputs, self._outbox = self._outbox, []
+        ended = perf_counter()
+        self._schedule_ms = (scheduled - started) * 1e3
+        self._sample_ms = (ended - forwarded) * 1e3
+        self._step_ms = (ended - started) * 1e3
+        return StepOutput(outputs, self.stats())
+
+    def stats(self) -> EngineStats:
+        """Totals since start; times are of the last step."""
+        block_size = self._manager.block_size
+        return EngineStats(
+            num_running=len(self._scheduler.running),
+            num_queued=len(self._scheduler.waiting),
+            kv_tokens_used=self._manager.num_used * block_size,
+            kv_tokens_total=self._manager.num_blocks * block_size,
+            prefix_hit_tokens=self._scheduler.num_hit_tokens,
+            prompt_tokens=self._scheduler.num_prompt_tokens,
+            generation_tokens=self._generated,
+            aborted=self._aborted,
+            step_ms=self._step_ms,
+            schedule_ms=self._schedule_ms,
+            sample_ms=self._sample_ms,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when KV blocks are lost or owned twice. O(KV blocks): for when nothing runs."""
+        self._manager.check_integrity()
+        if not self._requests:
+            assert self._manager.num_used == 0, f"{self._manager.num_used} KV blocks in use by nobody"
+
+    def _refuse(self, message: Generate) -> str | None:
+        """Why `message` cannot run. The API checks all of this; wrong ids must never reach the embedding table."""
+        ids = message.token_ids
+        if not ids:
+            return "[token_ids] expected at least one prompt token, got none."
+        if len(ids) >= self._max_model_len:
+            return f"[token_ids] expected fewer than {self._max_model_len} prompt tokens, got {len(ids)}."
+        for name, values in (("token_ids", ids), ("logit_bias", message.sampling.logit_bias)):
+            if values and not 0 <= min(values) <= max(values) < self._vocab_size:
+                return (
+                    f"[{name}] expected token ids in 0 .. {self._vocab_size - 1}, got {min(values)} .. {max(values)}."
+                )
+        return None
+
+    def _forward(self, chunks: list[Chunk]) -> list[_Computed]:
+        """Each chunk with its logits. Sequences whose forward fails are ended and left out.
+
+        A failing batch is run again sequence by sequence: a forward only writes the sequences' own slots, so doing it
+        twice is harmless, and the others lose a step and not their answer.
+        """
+        try:
+            return _with_logits(chunks, self._runner.forward(chunks))
+        except Exception:
+            logger.exception("a forward of %d sequences failed, running them one by one", len(chunks))
+        computed: list[_Computed] = []
+        for chunk in chunks:
+            try:
+                # Copied: the next forward may reuse the memory.
+                computed += _with_logits([chunk], self._runner.forward([chunk]).copy())
+            except Exception as error:  # noqa: BLE001
+                self._fail(chunk, error)
+        return computed
+
+    def _advance(self, chunk: Chunk, logits: NDArray[np.float32] | None) -> None:
+        """Book a computed chunk, draw the next token and queue the output."""
+        request = chunk.request
+        request.num_computed = chunk.start + chunk.count
+        if logits is not None:
+            try:
+                drawn = draw(
+                    logits,
+                    request.params,
+                    request.adjuster,
+                    seed=request.seed,
+                    position=len(request.tokens),
+                    index=request.num_generated,
+                )
+            except LogitsError as error:
+                self._fail(chunk, error)
+                return
+            self._append(request, drawn)
+        if chunk.start < request.prompt_len and request.table is not None:
+            # At every chunk, so that requests waiting for this prefix can start.
+            self._manager.commit(request.table, request.tokens, request.num_computed)
+
+    def _append(self, request: Request, drawn: Draw) -> None:
+        reason = request.append(drawn.token, max_model_len=self._max_model_len)
+        self._generated += 1
+        output = TokenOutput(
+            rid=request.rid,
+            token_ids=[drawn.token],
+            logprobs=None if drawn.logprob is None else [drawn.logprob],
+            finish_reason=reason,
+            matched_stop=drawn.token if reason == "stop" else None,
+            cached_tokens=request.cached_tokens or 0,
+        )
+        self._outbox.append(output if reason is None else self._end(request, output))
+
+    def _fail(self, chunk: Chunk, error: Exception) -> None:
+        request = chunk.request
+        logger.error("request %s failed at token %d: %s", request.rid, chunk.start, error, exc_info=error)
+        output = TokenOutput(
+            rid=request.rid, token_ids=[], finish_reason="error", error=f"{type(error).__name__}: {error}"
+        )
+        self._outbox.append(self._end(request, output, keep_prefix=False))
+
+    def _end(self, request: Request, output: TokenOutput, *, keep_prefix: bool = True) -> TokenOutput:
+        del self._requests[request.rid]
+        self._scheduler.remove(request, keep_prefix=keep_prefix)
+        return output
+
+
+def _with_logits(chunks: Sequence[Chunk], logits: NDArray[np.float32]) -> list[_Computed]:
+    rows = iter(logits)
+    return [(chunk, next(rows) if chunk.draws else None) for chunk in chunks]

@@ -1,0 +1,86 @@
+"""How large the KV cache is and how long a sequence may be: a pure function of model, flags and memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from proa.core.errors import ConfigError
+from proa.engine.config import EngineConfig
+from proa.kvcache.layout import KVLayout
+from proa.kvcache.pool import KVDtype, kv_bytes_per_token
+
+__all__ = ["KVPlan", "plan_kv"]
+
+_GIB = 2**30
+# Activations, logits, the interpreter, and room for the rest of the machine.
+_RESERVE_BYTES = 1 * _GIB
+# An engine that cannot take this many tokens is not worth starting unless asked for.
+_MIN_AUTO_TOKENS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class KVPlan:
+    """`notes` says in words what was chosen for the user, by name."""
+
+    num_blocks: int
+    block_size: int
+    dtype: KVDtype
+    max_model_len: int
+    notes: dict[str, str]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_blocks * self.block_size
+
+
+def plan_kv(
+    config: EngineConfig, layout: KVLayout, *, model_context: int, weight_bytes: int, available_bytes: int
+) -> KVPlan:
+    """Size the cache from the memory left beside `weight_bytes`, at most what the running requests can fill.
+
+    A context the user asked for must fit; the model's own is lowered to what the cache holds.
+
+    Raises:
+        ConfigError: the context is over the model's, or weights and cache do not fit the memory.
+    """
+    dtype: KVDtype = "bfloat16" if config.kv_cache_dtype == "bfloat16" else "float32"
+    context = config.context_length or model_context
+    if context > model_context:
+        raise ConfigError("context_length", f"at most {model_context}, the model's limit", context)
+    token_bytes = kv_bytes_per_token(layout, dtype)
+    room = available_bytes - weight_bytes - _RESERVE_BYTES
+    numbers = (
+        f"{available_bytes / _GIB:.2f} GiB available, {weight_bytes / _GIB:.2f} GiB weights, "
+        f"{_RESERVE_BYTES / _GIB:.2f} GiB reserve, {token_bytes / 1024:.1f} KiB of KV cache per token"
+    )
+    if config.max_total_tokens is not None:
+        num_blocks = config.max_total_tokens // config.block_size
+        if num_blocks < 1 or num_blocks * config.block_size * token_bytes > room:
+            limit = max(0, room) // token_bytes
+            expected = f"{config.block_size} to {limit} tokens ({numbers})"
+            raise ConfigError("max_total_tokens", expected, config.max_total_tokens, "lower it or free memory")
+    else:
+        useful = config.max_running_requests * -(-context // config.block_size)
+        num_blocks = min(useful, int(room * config.memory_fraction) // (token_bytes * config.block_size))
+        least = min(context, _MIN_AUTO_TOKENS)
+        if num_blocks * config.block_size < least:
+            raise ConfigError(
+                "memory",
+                f"room for the weights and {least} tokens of KV cache",
+                numbers,
+                "free memory or use bfloat16 KV",
+            )
+    return _with_context(config, context, num_blocks, dtype)
+
+
+def _with_context(config: EngineConfig, context: int, num_blocks: int, dtype: KVDtype) -> KVPlan:
+    tokens = num_blocks * config.block_size
+    notes = {"kv_cache": f"{tokens} tokens in {dtype}"}
+    if tokens < context:
+        if config.context_length is not None:
+            raise ConfigError(
+                "context_length", f"at most {tokens}, what the KV cache holds", context, "lower it or enlarge the cache"
+            )
+        notes["context_length"] = f"lowered from the model's {context} to {tokens}, what the KV cache holds"
+        context = tokens
+    return KVPlan(num_blocks, config.block_size, dtype, context, notes)

@@ -1,0 +1,46 @@
+"""From a checkpoint directory to a model on this machine's CPU."""
+
+from __future__ import annotations
+
+from proa.engine.build import LoadedModel, Report, max_forward_tokens
+from proa.engine.config import EngineConfig
+from proa.engine.kv_plan import plan_kv
+from proa.engine.memory import available_bytes
+from proa.models import inspect, load_model
+from proa.native.runtime import CpuRuntime
+from proa.weights.checkpoint import Checkpoint
+from proa.weights.progress import LoadProgress, LoadStatus
+
+__all__ = ["load_checkpoint"]
+
+
+def load_checkpoint(config: EngineConfig, report: Report) -> LoadedModel:
+    """Read the model directory `config.model_path` for the CPU.
+
+    Raises:
+        CheckpointError, UnsupportedError, ConfigError: the user has to mend something.
+    """
+    checkpoint = Checkpoint.open(config.model_path)
+    model_info = inspect(checkpoint)
+    plan = plan_kv(
+        config,
+        model_info.layout,
+        model_context=model_info.max_position_embeddings,
+        # Kernel layouts have the checkpoint's size; the mapped files are page cache and give way.
+        weight_bytes=checkpoint.total_bytes,
+        available_bytes=available_bytes(),
+    )
+    runtime = CpuRuntime(config.num_threads)
+
+    def on_progress(status: LoadStatus) -> None:
+        report(status.done_bytes, status.total_bytes)
+
+    model = load_model(
+        checkpoint,
+        runtime,
+        max_tokens=max_forward_tokens(config),
+        max_positions=plan.max_model_len,
+        progress=LoadProgress(on_progress),
+    )
+    info = {**plan.notes, "family": model_info.family, "num_threads": str(runtime.num_threads)}
+    return LoadedModel(model, model_info.layout, plan, model_info.eos_token_ids, info)

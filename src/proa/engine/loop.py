@@ -1,0 +1,147 @@
+"""The engine process: load, then messages in and steps out until told to stop."""
+
+from __future__ import annotations
+
+import logging
+from time import monotonic, perf_counter
+
+import torch
+
+from proa.core.errors import CheckpointError, ConfigError, UnsupportedError
+from proa.core.logging import configure
+from proa.engine.build import LoadedModel, Loader, Report, build_engine
+from proa.engine.config import EngineConfig
+from proa.engine.engine import Engine
+from proa.engine.process import parent_is_gone, tie_to_parent
+from proa.ipc.messages import (
+    Abort,
+    Fatal,
+    FlushCache,
+    Flushed,
+    Generate,
+    Loading,
+    Ready,
+    Shutdown,
+    StepOutput,
+    ToEngine,
+)
+from proa.ipc.transport import EngineAddresses, EngineEndpoint
+
+__all__ = ["EXIT_FAULT", "EXIT_OK", "EXIT_USER", "run_engine"]
+
+logger = logging.getLogger("proa.engine")
+
+EXIT_OK = 0
+EXIT_FAULT = 1
+# The model or a flag is to blame: starting again would not help.
+EXIT_USER = 3
+
+_HEARTBEAT_S = 1.0
+
+
+class _ShutdownError(Exception):
+    """Shutdown arrived, or the parent is gone."""
+
+
+def run_engine(config: EngineConfig, load: Loader) -> int:
+    """Run the engine process until Shutdown or a fault; return its exit code. Faults are reported as Fatal first."""
+    configure(config.log_level, process="engine")
+    parent_pid = tie_to_parent(config.parent_pid)
+    # The native thread pool does the work; torch's own threads would fight for the same cores.
+    torch.set_num_threads(1)
+    endpoint = EngineEndpoint(EngineAddresses(config.to_engine, config.from_engine))
+    try:
+        _Process(config, endpoint, parent_pid).run(load)
+    except _ShutdownError:
+        logger.info("shutting down")
+        return EXIT_OK
+    except (CheckpointError, UnsupportedError, ConfigError, MemoryError) as error:
+        logger.error("%s", error)
+        endpoint.send(Fatal(str(error) or "out of memory", user=True))
+        return EXIT_USER
+    except Exception as error:
+        logger.exception("the engine cannot go on")
+        endpoint.send(Fatal(f"{type(error).__name__}: {error}"))
+        return EXIT_FAULT
+    else:
+        return EXIT_OK
+    finally:
+        endpoint.close()
+
+
+class _Process:
+    def __init__(self, config: EngineConfig, endpoint: EngineEndpoint, parent_pid: int) -> None:
+        self._config = config
+        self._endpoint = endpoint
+        self._parent_pid = parent_pid
+        # What arrived while the model was loading.
+        self._early: list[ToEngine] = []
+
+    def run(self, load: Loader) -> None:
+        """Return never: Shutdown and faults are exceptions."""
+        started = perf_counter()
+        loaded = load(self._config, self._loading_report())
+        engine = build_engine(self._config, loaded)
+        self._endpoint.send(_ready(self._config, loaded, perf_counter() - started))
+        logger.info("ready after %.1f s", perf_counter() - started)
+        for message in self._early:
+            self._handle(engine, message)
+        while True:
+            if not engine.has_work:
+                self._wait(engine)
+            # Between steps, so that an abort takes effect at the next one.
+            for message in self._endpoint.receive():
+                self._handle(engine, message)
+            if engine.has_work:
+                self._endpoint.send(engine.step())
+
+    def _wait(self, engine: Engine) -> None:
+        """Sleep until a message is there, with a heartbeat every second. Checks the KV blocks once it is quiet."""
+        checked = False
+        while not self._endpoint.poll(_HEARTBEAT_S):
+            if parent_is_gone(self._parent_pid):
+                raise _ShutdownError
+            if not checked:
+                engine.check_integrity()
+                checked = True
+            self._endpoint.send(StepOutput([], engine.stats()))
+
+    def _handle(self, engine: Engine, message: ToEngine) -> None:
+        match message:
+            case Generate():
+                engine.submit(message)
+            case Abort(rid=rid):
+                engine.abort(rid)
+            case FlushCache(id=flush_id):
+                self._endpoint.send(Flushed(flush_id, engine.flush()))
+            case Shutdown():
+                raise _ShutdownError
+
+    def _loading_report(self) -> Report:
+        last = monotonic()
+
+        def report(bytes_done: int, bytes_total: int) -> None:
+            nonlocal last
+            for message in self._endpoint.receive():
+                if isinstance(message, Shutdown):
+                    raise _ShutdownError
+                self._early.append(message)
+            if parent_is_gone(self._parent_pid):
+                raise _ShutdownError
+            if monotonic() - last > 0.05 or bytes_done == bytes_total:
+                last = monotonic()
+                self._endpoint.send(Loading(bytes_done, bytes_total))
+
+        return report
+
+
+def _ready(config: EngineConfig, loaded: LoadedModel, load_seconds: float) -> Ready:
+    return Ready(
+        max_model_len=loaded.plan.max_model_len,
+        kv_tokens_total=loaded.plan.num_tokens,
+        max_running_requests=config.max_running_requests,
+        vocab_size=loaded.model.vocab_size,
+        load_seconds=load_seconds,
+        weight_bytes=loaded.model.weight_bytes,
+        info=loaded.info,
+    )
