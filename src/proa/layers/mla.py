@@ -24,6 +24,7 @@ from proa.native import ops
 from proa.native.ops import PackedWeight
 from proa.native.runtime import CpuRuntime
 from proa.weights.linear import RawLinear
+from proa.weights.quantization import FP8_BLOCK
 
 __all__ = ["LatentAttention", "MlaRows", "MlaSpec"]
 
@@ -218,23 +219,33 @@ def _load_input(reader: ParameterReader, prefix: str, q_name: str, spec: MlaSpec
 
 
 def _load_absorbed(reader: ParameterReader, name: str, spec: MlaSpec) -> tuple[list[PackedWeight], list[PackedWeight]]:
-    """Per head: W_uk `[kv_lora_rank, nope_dim]` (the key rows of kv_b_proj, transposed) and W_uv `[value_dim, rank]`.
-
-    float32 and bf16 keep their format. A block format does not survive the transposition of a head that is not made
-    of whole blocks, so it is expanded to float32, which is exact.
-    """
+    """Per head: W_uk `[rank, nope_dim]`, the key rows of kv_b_proj transposed, and W_uv `[value_dim, rank]`."""
     head_rows = spec.nope_dim + spec.value_dim
     raw = reader.raw_linear(name, spec.num_heads * head_rows, spec.kv_lora_rank)
-    weight_format, data = raw.format, raw.data
-    if raw.format not in ("f32", "bf16"):
-        weight_format, data = "f32", reader.pack_raw(raw).dequantize()
+    if not _splits_exactly(raw, spec):
+        values = reader.pack_raw(raw).dequantize()
+        raw = RawLinear("f32", raw.out_features, raw.in_features, values, None)
     w_uk: list[PackedWeight] = []
     w_uv: list[PackedWeight] = []
-    for head in range(spec.num_heads):
-        key_rows, value_rows = np.split(data[head * head_rows : (head + 1) * head_rows], [spec.nope_dim])
-        for matrix, packed in ((key_rows.T, w_uk), (value_rows, w_uv)):
-            contiguous = np.ascontiguousarray(matrix)
-            rows, columns = contiguous.shape
-            packed.append(reader.pack_raw(RawLinear(weight_format, rows, columns, contiguous, None)))
+    for start in range(0, raw.out_features, head_rows):
+        w_uk.append(reader.pack_raw(_transposed(_rows(raw, start, start + spec.nope_dim))))
+        w_uv.append(reader.pack_raw(_rows(raw, start + spec.nope_dim, start + head_rows)))
     reader.packed(name)
     return w_uk, w_uv
+
+
+def _splits_exactly(raw: RawLinear, spec: MlaSpec) -> bool:
+    """Whether a head's rows can be cut out and transposed in their own format; others are expanded to float32."""
+    if raw.format == "fp8_block128":
+        return spec.nope_dim % FP8_BLOCK == 0 and spec.value_dim % FP8_BLOCK == 0
+    return raw.format in ("f32", "bf16")
+
+
+def _rows(raw: RawLinear, start: int, stop: int) -> RawLinear:
+    scales = None if raw.scales is None else raw.scales[start // FP8_BLOCK : stop // FP8_BLOCK]
+    return RawLinear(raw.format, stop - start, raw.in_features, raw.data[start:stop], scales)
+
+
+def _transposed(raw: RawLinear) -> RawLinear:
+    scales = None if raw.scales is None else np.ascontiguousarray(raw.scales.T)
+    return RawLinear(raw.format, raw.in_features, raw.out_features, np.ascontiguousarray(raw.data.T), scales)
