@@ -1,9 +1,153 @@
+// PackedWeight, linear, heads_linear and kernel_report.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+
+#include <memory>
+#include <stdexcept>
+#include <vector>
+
+#include "bindings/array.h"
+#include "bindings/packed_weight.h"
+#include "bindings/pool.h"
+#include "cpu/isa.h"
+#include "gemm/linear.h"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 
 namespace proa::bindings {
+namespace {
 
-void init_gemm(nb::module_&) {}
+// Far above any model; keeps products of sizes inside int64.
+constexpr int64_t kMaxFeatures = int64_t{1} << 24;
+
+format::Shape checked_shape(const char* function, int64_t out_features, int64_t in_features) {
+  const auto valid = [](int64_t n) { return n >= 1 && n <= kMaxFeatures; };
+  if (!valid(out_features) || !valid(in_features))
+    throw std::invalid_argument(std::string("[") + function +
+                                "] expected out_features and in_features in 1 .. " +
+                                std::to_string(kMaxFeatures) + ", got " + std::to_string(out_features) +
+                                " and " + std::to_string(in_features));
+  return {out_features, in_features};
+}
+
+nb::list kernel_report(const std::string& format_name, int64_t out_features, int64_t in_features) {
+  const auto shape = checked_shape("kernel_report", out_features, in_features);
+  const auto format = parse_format("kernel_report", format_name);
+  nb::list report;
+  for (const auto& candidate : gemm::explain_selection(format, shape, cpu::isa_choice().in_use)) {
+    nb::dict row;
+    row["name"] = candidate.kernel->name;
+    row["chosen"] = candidate.chosen;
+    row["reason"] = candidate.reason;
+    report.append(row);
+  }
+  return report;
+}
+
+std::unique_ptr<gemm::PackedWeight> pack(const Pool& pool, const std::string& format_name, nb::object data,
+                                         nb::object scales, int64_t out_features, int64_t in_features) {
+  const auto shape = checked_shape("PackedWeight.pack", out_features, in_features);
+  const auto format = parse_format("PackedWeight.pack", format_name);
+  const gemm::Kernel& kernel = required_kernel("PackedWeight.pack", format, shape);
+  const RawLinear raw("PackedWeight.pack", "data", "scales", format, shape, data, scales);
+  const auto threads = pool.use();
+  nb::gil_scoped_release release;
+  return std::make_unique<gemm::PackedWeight>(gemm::pack_weight(*threads, kernel, raw.weight()));
+}
+
+nb::object dequantize(const gemm::PackedWeight& weight) {
+  const auto [out, in] = weight.shape;
+  auto values = std::make_unique<std::vector<float>>(static_cast<size_t>(out * in));
+  {
+    nb::gil_scoped_release release;
+    format::unpack(weight.format, weight.shape, weight.bytes, *values);
+  }
+  float* data = values->data();
+  nb::capsule owner(values.release(), [](void* p) noexcept { delete static_cast<std::vector<float>*>(p); });
+  return nb::cast(
+      nb::ndarray<nb::numpy, float>(data, {static_cast<size_t>(out), static_cast<size_t>(in)}, owner));
+}
+
+void linear(const Pool& pool, nb::object x_object, const gemm::PackedWeight& weight, nb::object out_object,
+            nb::object bias_object, bool accumulate) {
+  const auto [out_features, in_features] = weight.shape;
+  const Array x("linear", "x", x_object, Access::kRead);
+  x.expect(DType::kF32, {kAnySize, in_features}, Layout::kRows);
+  const Array out("linear", "out", out_object, Access::kWrite);
+  out.expect(DType::kF32, {x.size(0), out_features}, Layout::kRows);
+  std::unique_ptr<Array> bias;
+  if (!bias_object.is_none()) {
+    bias = std::make_unique<Array>("linear", "bias", bias_object, Access::kRead);
+    bias->expect(DType::kF32, {out_features});
+  }
+  const gemm::LinearJob job{&weight,       x.data<const float>(),
+                            x.stride(0),   out.data<float>(),
+                            out.stride(0), bias == nullptr ? nullptr : bias->data<const float>(),
+                            accumulate};
+  const auto threads = pool.use();
+  nb::gil_scoped_release release;
+  gemm::run_linears(*threads, {&job, 1}, x.size(0));
+}
+
+const gemm::PackedWeight& head_weight(nb::handle item, const gemm::PackedWeight* first) {
+  const gemm::PackedWeight* weight = nullptr;
+  if (!nb::try_cast(item, weight) || weight == nullptr)
+    throw nb::type_error("[heads_linear] expected weights as a list of PackedWeight, got another element");
+  if (first != nullptr &&
+      (weight->format != first->format || weight->shape.out_features != first->shape.out_features ||
+       weight->shape.in_features != first->shape.in_features))
+    throw std::invalid_argument("[heads_linear] expected weights of one format and shape, got several");
+  return *weight;
+}
+
+void heads_linear(const Pool& pool, nb::object x_object, nb::list weights, nb::object out_object) {
+  const auto heads = static_cast<int64_t>(weights.size());
+  if (heads == 0) throw std::invalid_argument("[heads_linear] expected at least one weight, got none");
+  const gemm::PackedWeight& first = head_weight(weights[0], nullptr);
+  const Array x("heads_linear", "x", x_object, Access::kRead);
+  x.expect(DType::kF32, {kAnySize, heads, first.shape.in_features}, Layout::kRows);
+  const Array out("heads_linear", "out", out_object, Access::kWrite);
+  out.expect(DType::kF32, {x.size(0), heads, first.shape.out_features}, Layout::kRows);
+  std::vector<gemm::LinearJob> jobs;
+  for (int64_t h = 0; h < heads; ++h)
+    jobs.push_back({&head_weight(weights[static_cast<size_t>(h)], &first),
+                    x.data<const float>() + h * x.stride(1), x.stride(0),
+                    out.data<float>() + h * out.stride(1), out.stride(0), nullptr, false});
+  const auto threads = pool.use();
+  nb::gil_scoped_release release;
+  gemm::run_linears(*threads, jobs, x.size(0));
+}
+
+}  // namespace
+
+void init_gemm(nb::module_& m) {
+  m.def("kernel_report", &kernel_report, "format"_a, "out_features"_a, "in_features"_a,
+        "Every kernel of a weight format, best first: {name, chosen, reason} for a linear [out, in] on this "
+        "machine.");
+  nb::class_<gemm::PackedWeight>(m, "PackedWeight", "One linear [out, in] in kernel layout (csrc/format).")
+      .def_static(
+          "pack", &pack, "pool"_a, "format"_a, "data"_a, "scales"_a.none(), "out_features"_a, "in_features"_a,
+          "f32 float32 [out, in] | bf16 [out, in] | int4_g32 uint8 [out, in/2], scales bf16 [out, in/32] | "
+          "fp8_block128 uint8 [out, in], scales float32 [ceil(out/128), ceil(in/128)]. ValueError when no "
+          "kernel takes the shape.")
+      .def_prop_ro("format",
+                   [](const gemm::PackedWeight& w) { return std::string(format::format_name(w.format)); })
+      .def_prop_ro("kernel", [](const gemm::PackedWeight& w) { return std::string(w.kernel->name); })
+      .def_prop_ro("out_features", [](const gemm::PackedWeight& w) { return w.shape.out_features; })
+      .def_prop_ro("in_features", [](const gemm::PackedWeight& w) { return w.shape.in_features; })
+      .def_prop_ro("nbytes", [](const gemm::PackedWeight& w) { return w.bytes.size(); })
+      .def("dequantize", &dequantize, "The float32 values [out, in].");
+  m.def("linear", &linear, "pool"_a, "x"_a, "weight"_a, "out"_a, "bias"_a.none() = nb::none(),
+        "accumulate"_a = false,
+        "out[t] = W x[t] (+ bias), or += with accumulate. x float32 [T, in], out float32 [T, out]; rows may "
+        "be strided.");
+  m.def("heads_linear", &heads_linear, "pool"_a, "x"_a, "weights"_a, "out"_a,
+        "out[t, h] = W_h x[t, h]. x float32 [T, heads, in], out float32 [T, heads, out], one weight per "
+        "head, all of one "
+        "format and shape; outer dimensions may be strided.");
+}
 
 }  // namespace proa::bindings

@@ -1,9 +1,188 @@
+// ExpertLayer and route.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <memory>
+#include <stdexcept>
+
+#include "bindings/array.h"
+#include "bindings/packed_weight.h"
+#include "bindings/pool.h"
+#include "moe/expert_layer.h"
+#include "moe/route.h"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 
 namespace proa::bindings {
+namespace {
 
-void init_moe(nb::module_&) {}
+[[noreturn]] void refuse(const std::string& function, const std::string& expected, const std::string& got) {
+  throw std::invalid_argument("[" + function + "] expected " + expected + ", got " + got);
+}
+
+void check_range(const char* name, int64_t value, int64_t largest) {
+  if (value < 1 || value > largest)
+    refuse("ExpertLayer", std::string(name) + " in 1 .. " + std::to_string(largest), std::to_string(value));
+}
+
+// The layer with the pool it runs on.
+class BoundExpertLayer {
+ public:
+  BoundExpertLayer(const Pool& pool, int64_t num_experts, int64_t hidden, int64_t intermediate,
+                   const std::string& format_name, const std::string& activation, int64_t max_tokens,
+                   int64_t max_top_k)
+      : threads_(pool.use()) {
+    check_range("num_experts", num_experts, 1 << 16);
+    check_range("hidden", hidden, 1 << 20);
+    check_range("intermediate", intermediate, 1 << 20);
+    check_range("max_tokens", max_tokens, 1 << 20);
+    check_range("max_top_k", max_top_k, 1 << 10);
+    if (max_tokens * max_top_k > INT32_MAX) refuse("ExpertLayer", "max_tokens * max_top_k in int32", "more");
+    if (activation != "silu") refuse("ExpertLayer", "activation 'silu'", "'" + activation + "'");
+    const auto format = parse_format("ExpertLayer", format_name);
+    const auto& gate_up = required_kernel("ExpertLayer", format, {intermediate, hidden});
+    const auto& down = required_kernel("ExpertLayer", format, {hidden, intermediate});
+    layer_ = std::make_unique<moe::ExpertLayer>(moe::ExpertLayerConfig{num_experts, hidden, intermediate,
+                                                                       format, &gate_up, &down, max_tokens,
+                                                                       max_top_k, threads_->num_threads()});
+  }
+
+  const moe::ExpertLayer& layer() const { return *layer_; }
+  const moe::ExpertLayerConfig& config() const { return layer_->config(); }
+
+  void load(int64_t expert, nb::object gate, nb::object gate_scales, nb::object up, nb::object up_scales,
+            nb::object down, nb::object down_scales) {
+    check_expert("ExpertLayer.load", expert);
+    const format::Shape in{config().intermediate, config().hidden},
+        out{config().hidden, config().intermediate};
+    const RawLinear raw_gate("ExpertLayer.load", "gate", "gate_scales", config().format, in, gate,
+                             gate_scales);
+    const RawLinear raw_up("ExpertLayer.load", "up", "up_scales", config().format, in, up, up_scales);
+    const RawLinear raw_down("ExpertLayer.load", "down", "down_scales", config().format, out, down,
+                             down_scales);
+    nb::gil_scoped_release release;
+    layer_->load(*threads_, expert, raw_gate.weight(), raw_up.weight(), raw_down.weight());
+  }
+
+  bool is_loaded(int64_t expert) const {
+    check_expert("ExpertLayer.is_loaded", expert);
+    return layer_->is_loaded(expert);
+  }
+
+  void forward(nb::object x_object, nb::object ids_object, nb::object weights_object, nb::object out_object,
+               bool accumulate) {
+    constexpr const char* kName = "ExpertLayer.forward";
+    const Array x(kName, "x", x_object, Access::kRead);
+    x.expect(DType::kF32, {kAnySize, config().hidden});
+    const int64_t tokens = x.size(0);
+    const Array ids(kName, "ids", ids_object, Access::kRead);
+    ids.expect(DType::kI32, {tokens, kAnySize});
+    const int64_t top_k = ids.size(1);
+    const Array weights(kName, "weights", weights_object, Access::kRead);
+    weights.expect(DType::kF32, {tokens, top_k});
+    const Array out(kName, "out", out_object, Access::kWrite);
+    out.expect(DType::kF32, {tokens, config().hidden});
+    if (tokens > config().max_tokens)
+      refuse(kName, "at most max_tokens = " + std::to_string(config().max_tokens) + " tokens",
+             std::to_string(tokens));
+    if (top_k > config().max_top_k)
+      refuse(kName, "at most max_top_k = " + std::to_string(config().max_top_k) + " slots",
+             std::to_string(top_k));
+    check_ids(ids.data<const int32_t>(), tokens * top_k);
+    const moe::ExpertLayer::Batch batch{x.data<const float>(),
+                                        ids.data<const int32_t>(),
+                                        weights.data<const float>(),
+                                        out.data<float>(),
+                                        tokens,
+                                        top_k,
+                                        accumulate};
+    nb::gil_scoped_release release;
+    layer_->forward(*threads_, batch);
+  }
+
+ private:
+  void check_expert(const char* function, int64_t expert) const {
+    if (expert < 0 || expert >= config().num_experts)
+      refuse(function, "expert in 0 .. " + std::to_string(config().num_experts - 1), std::to_string(expert));
+  }
+
+  void check_ids(const int32_t* ids, int64_t n) const {
+    for (int64_t i = 0; i < n; ++i) {
+      if (ids[i] == -1) continue;
+      if (ids[i] < 0 || ids[i] >= config().num_experts)
+        refuse("ExpertLayer.forward", "ids of -1 .. " + std::to_string(config().num_experts - 1),
+               std::to_string(ids[i]));
+      if (!layer_->is_loaded(ids[i]))
+        refuse("ExpertLayer.forward", "ids of loaded experts", std::to_string(ids[i]));
+    }
+  }
+
+  std::shared_ptr<runtime::ThreadPool> threads_;
+  std::unique_ptr<moe::ExpertLayer> layer_;
+};
+
+moe::Score parse_score(const std::string& name) {
+  if (name == "softmax") return moe::Score::kSoftmax;
+  if (name == "sigmoid") return moe::Score::kSigmoid;
+  refuse("route", "score 'softmax' or 'sigmoid'", "'" + name + "'");
+}
+
+void route(nb::object logits_object, nb::object ids_object, nb::object weights_object, nb::object bias_object,
+           const std::string& score, int64_t num_groups, int64_t top_groups, bool renormalize, float eps,
+           float scale) {
+  const Array logits("route", "logits", logits_object, Access::kRead);
+  logits.expect(DType::kF32, {kAnySize, kAnySize});
+  const Array ids("route", "ids", ids_object, Access::kWrite);
+  ids.expect(DType::kI32, {logits.size(0), kAnySize});
+  const Array weights("route", "weights", weights_object, Access::kWrite);
+  weights.expect(DType::kF32, {logits.size(0), ids.size(1)});
+  std::unique_ptr<Array> bias;
+  if (!bias_object.is_none()) {
+    bias = std::make_unique<Array>("route", "bias", bias_object, Access::kRead);
+    bias->expect(DType::kF32, {logits.size(1)});
+  }
+  const moe::RouteOptions options{
+      logits.size(1), ids.size(1), parse_score(score), num_groups, top_groups, renormalize, eps, scale};
+  if (const char* expected = moe::route_error(options))
+    refuse("route", expected,
+           "top_k=" + std::to_string(ids.size(1)) + ", experts=" + std::to_string(logits.size(1)) +
+               ", num_groups=" + std::to_string(num_groups) + ", top_groups=" + std::to_string(top_groups) +
+               ", eps=" + std::to_string(eps) + ", scale=" + std::to_string(scale));
+  nb::gil_scoped_release release;
+  moe::route(options, logits.data<const float>(), bias == nullptr ? nullptr : bias->data<const float>(),
+             logits.size(0), ids.data<int32_t>(), weights.data<float>());
+}
+
+}  // namespace
+
+void init_moe(nb::module_& m) {
+  nb::class_<BoundExpertLayer>(m, "ExpertLayer",
+                               "The routed experts of one layer; a dense MLP is one with one expert.")
+      .def(nb::init<const Pool&, int64_t, int64_t, int64_t, const std::string&, const std::string&, int64_t,
+                    int64_t>(),
+           "pool"_a, "num_experts"_a, "hidden"_a, "intermediate"_a, "format"_a, "activation"_a = "silu",
+           "max_tokens"_a = 512, "max_top_k"_a = 8)
+      .def("load", &BoundExpertLayer::load, "expert"_a, "gate"_a, "gate_scales"_a.none(), "up"_a,
+           "up_scales"_a.none(), "down"_a, "down_scales"_a.none(),
+           "gate, up [intermediate, hidden], down [hidden, intermediate], arrays as for PackedWeight.pack.")
+      .def("forward", &BoundExpertLayer::forward, "x"_a, "ids"_a, "weights"_a, "out"_a,
+           "accumulate"_a = false,
+           "out[t] = sum over slots of weights * expert(x[t]), or += with accumulate. x, out float32 [T, "
+           "hidden]; ids "
+           "int32 [T, k], -1 skips the slot; weights float32 [T, k].")
+      .def("is_loaded", &BoundExpertLayer::is_loaded, "expert"_a)
+      .def_prop_ro("num_experts", [](const BoundExpertLayer& l) { return l.config().num_experts; })
+      .def_prop_ro("nbytes", [](const BoundExpertLayer& l) { return l.layer().weight_bytes(); })
+      .def_prop_ro("workspace_bytes", [](const BoundExpertLayer& l) { return l.layer().workspace_bytes(); })
+      .def_prop_ro("kernel",
+                   [](const BoundExpertLayer& l) { return std::string(l.config().gate_up_kernel->name); });
+  m.def("route", &route, "logits"_a, "ids"_a, "weights"_a, "bias"_a.none() = nb::none(),
+        "score"_a = "softmax", "num_groups"_a = 1, "top_groups"_a = 1, "renormalize"_a = true, "eps"_a = 0.0f,
+        "scale"_a = 1.0f,
+        "logits float32 [T, E] -> ids int32 [T, k], weights float32 [T, k], best first; ties go to the lower "
+        "index. "
+        "bias float32 [E] ranks experts but does not weigh them.");
+}
 
 }  // namespace proa::bindings

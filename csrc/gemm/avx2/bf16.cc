@@ -1,0 +1,51 @@
+#include "format/bf16.h"
+
+#include <immintrin.h>
+
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "gemm/registry.h"
+
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+
+namespace proa::gemm {
+namespace avx2 {
+namespace {
+
+// 6 accumulators of two registers, two weights and a broadcast of the 16 registers.
+constexpr int kPanels = 1;
+constexpr int kTokens = 6;
+constexpr int kStreams = 4;
+
+#include "gemm/avx2/vec.h"
+#include "gemm/exp-inl.h"
+#include "gemm/f32_act-inl.h"
+#include "gemm/silu-inl.h"
+
+struct Bf16 {
+  static constexpr auto kFormat = format::WeightFormat::kBf16;
+  static constexpr int64_t kColumnBytes = format::bf16::kColumnBytes;
+  static constexpr bool kScaled = false;
+
+  static Vec load(const std::byte* column) { return {load8(column), load8(column + 16)}; }
+  static __m256 load8(const std::byte* column) {
+    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(column));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+  }
+};
+
+const char* reject(const format::Shape&) noexcept { return nullptr; }
+
+}  // namespace
+}  // namespace avx2
+
+const Kernel kAvx2Bf16 = {"avx2.bf16",     cpu::kAvx2Tier,        format::WeightFormat::kBf16,
+                          ActFormat::kF32, avx2::reject,          nullptr,
+                          avx2::silu_mul,  avx2::gemm<avx2::Bf16>};
+
+}  // namespace proa::gemm
+
+#pragma GCC pop_options

@@ -1,0 +1,232 @@
+// The loops of the cells with f32 activations, written once. Include inside an ISA's target region and
+// namespace, after Vec (16 lanes = one panel column) and with kPanels and kTokens defined: the accumulators
+// of kPanels x kTokens must fit in registers. A Weight type has kColumnBytes, kScaled and `static Vec
+// load(const std::byte* column)`.
+//
+// Every output has one accumulator fed in the order of k. kScaled (fp8): the 128 columns of a block are
+// summed from 0 and the sum, times its scale, is added to the total.
+
+inline constexpr int64_t kBlockColumns = 128;
+// Of x copied next to each other per pass: 96 KB with the unpacked weights, so both stay in the L2 cache.
+inline constexpr int64_t kMaxTokensPerPass = 144;
+
+inline const float* panel_scales(const GemmArgs& args, int64_t panel) noexcept {
+  const auto* scales = reinterpret_cast<const float*>(args.weight + format::fp8_scales_offset(args.shape));
+  return scales + panel / (format::kFp8Block / format::kPanelRows) *
+                      ((args.shape.in_features + kBlockColumns - 1) / kBlockColumns);
+}
+
+inline int valid_rows(const GemmArgs& args, int64_t panel) noexcept {
+  const int64_t left = args.shape.out_features - panel * format::kPanelRows;
+  return static_cast<int>(left < format::kPanelRows ? left : format::kPanelRows);
+}
+
+// ---- one token: bound by memory, P panels in flight, weights converted on the fly ----
+
+// Lines of the P streams are requested this far ahead.
+inline constexpr int64_t kPrefetchBytes = 2048;
+
+template <class Weight, int P>
+inline void one_token_block(const std::byte* column, int64_t panel_bytes, int64_t ahead, const float* x,
+                            int64_t columns, Vec (&sum)[P]) noexcept {
+  constexpr int64_t kPerLine = 64 / Weight::kColumnBytes;
+  int64_t k = 0;
+  for (; k + kPerLine <= columns; k += kPerLine, column += 64) {
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p)
+      _mm_prefetch(reinterpret_cast<const char*>(column + p * panel_bytes + ahead), _MM_HINT_T0);
+#pragma GCC unroll 8
+    for (int u = 0; u < kPerLine; ++u) {
+      const Vec xk = Vec::set1(x[k + u]);
+#pragma GCC unroll 8
+      for (int p = 0; p < P; ++p)
+        sum[p] = Vec::fma(Weight::load(column + p * panel_bytes + u * Weight::kColumnBytes), xk, sum[p]);
+    }
+  }
+  for (; k < columns; ++k, column += Weight::kColumnBytes) {
+    const Vec xk = Vec::set1(x[k]);
+#pragma GCC unroll 8
+    for (int p = 0; p < P; ++p) sum[p] = Vec::fma(Weight::load(column + p * panel_bytes), xk, sum[p]);
+  }
+}
+
+template <class Weight, int P>
+inline void one_token_panels(const GemmArgs& args, int64_t panel) noexcept {
+  const int64_t in = args.shape.in_features;
+  const int64_t panel_bytes = format::panel_bytes(Weight::kFormat, in);
+  const std::byte* const first = args.weight + panel * panel_bytes;
+  const auto* x = reinterpret_cast<const float*>(args.x.row(0));
+  Vec total[P];
+#pragma GCC unroll 8
+  for (int p = 0; p < P; ++p) total[p] = Vec::zero();
+  for (int64_t k = 0, block = 0; k < in; k += kBlockColumns, ++block) {
+    const int64_t columns = in - k < kBlockColumns ? in - k : kBlockColumns;
+    const int64_t at = k * Weight::kColumnBytes;
+    // Near the end of a panel the next lines of this stream are those of the panel P further on.
+    const int64_t ahead =
+        at + kPrefetchBytes < panel_bytes ? kPrefetchBytes : kPrefetchBytes + (P - 1) * panel_bytes;
+    if constexpr (Weight::kScaled) {
+      Vec sum[P];
+#pragma GCC unroll 8
+      for (int p = 0; p < P; ++p) sum[p] = Vec::zero();
+      one_token_block<Weight, P>(first + at, panel_bytes, ahead, x + k, columns, sum);
+#pragma GCC unroll 8
+      for (int p = 0; p < P; ++p)
+        total[p] = Vec::fma(sum[p], Vec::set1(panel_scales(args, panel + p)[block]), total[p]);
+    } else {
+      one_token_block<Weight, P>(first + at, panel_bytes, ahead, x + k, columns, total);
+    }
+  }
+  for (int p = 0; p < P; ++p)
+    total[p].store_first(args.out + (panel + p - args.panel_begin) * format::kPanelRows,
+                         valid_rows(args, panel + p));
+}
+
+template <class Weight>
+void one_token(const GemmArgs& args) noexcept {
+  int64_t panel = args.panel_begin;
+  for (; panel + kStreams <= args.panel_end; panel += kStreams)
+    one_token_panels<Weight, kStreams>(args, panel);
+  for (; panel < args.panel_end; ++panel) one_token_panels<Weight, 1>(args, panel);
+}
+
+// ---- several tokens: 128 columns at a time, weights unpacked once per pass, totals kept in `out` between
+// blocks ----
+
+struct Tile {
+  const float* weights;  // [P][128][16]
+  const float* x;        // [tokens][128]
+  int64_t columns;
+  const float* scales[2];  // per panel; nullptr: none
+  bool first;              // of the blocks: out holds nothing yet
+  float* out;
+  int64_t out_stride;
+  int lanes;  // of the last panel
+};
+
+template <int P, int M>
+void multiply_tile(const Tile& tile) noexcept {
+  Vec sum[M][P];
+  const bool scaled = tile.scales[0] != nullptr;
+#pragma GCC unroll 16
+  for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 2
+    for (int p = 0; p < P; ++p) {
+      sum[m][p] = Vec::zero();
+      if (!scaled && !tile.first)
+        sum[m][p] = Vec::load_first(tile.out + m * tile.out_stride + p * format::kPanelRows,
+                                    p == P - 1 ? tile.lanes : 16);
+    }
+  }
+  const float* w = tile.weights;
+  const float* x = tile.x;
+  for (int64_t k = 0; k < tile.columns; ++k, ++x, w += format::kPanelRows) {
+    Vec wk[P];
+#pragma GCC unroll 2
+    for (int p = 0; p < P; ++p) wk[p] = Vec::load(w + p * kBlockColumns * format::kPanelRows);
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) {
+      const Vec xk = Vec::set1(x[m * kBlockColumns]);
+#pragma GCC unroll 2
+      for (int p = 0; p < P; ++p) sum[m][p] = Vec::fma(wk[p], xk, sum[m][p]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 2
+    for (int p = 0; p < P; ++p) {
+      const int lanes = p == P - 1 ? tile.lanes : 16;
+      float* out = tile.out + m * tile.out_stride + p * format::kPanelRows;
+      if (scaled)
+        sum[m][p] = Vec::fma(sum[m][p], Vec::set1(*tile.scales[p]),
+                             tile.first ? Vec::zero() : Vec::load_first(out, lanes));
+      sum[m][p].store_first(out, lanes);
+    }
+  }
+}
+
+using TileFn = void (*)(const Tile&) noexcept;
+
+template <int P, int... M>
+constexpr std::array<TileFn, sizeof...(M)> tile_table(std::integer_sequence<int, M...>) {
+  return {multiply_tile<P, M + 1>...};
+}
+
+// kTiles<P>[m - 1] multiplies m tokens.
+template <int P>
+inline constexpr auto kTiles = tile_table<P>(std::make_integer_sequence<int, kTokens>{});
+
+template <int P>
+void multiply_tokens(Tile tile, int64_t num_tokens) noexcept {
+  for (int64_t m = 0; m < num_tokens; m += kTokens) {
+    const int64_t count = num_tokens - m < kTokens ? num_tokens - m : kTokens;
+    kTiles<P>[static_cast<size_t>(count - 1)](tile);
+    tile.x += kTokens * kBlockColumns;
+    tile.out += kTokens * tile.out_stride;
+  }
+}
+
+// Unpacks `columns` columns and requests the lines of the block that is unpacked next.
+template <class Weight>
+inline void unpack_block(const std::byte* column, const std::byte* next, int64_t columns,
+                         float* weights) noexcept {
+  constexpr int64_t kPerLine = 64 / Weight::kColumnBytes;
+  for (int64_t k = 0; k < columns; ++k) {
+    if (k % kPerLine == 0)
+      _mm_prefetch(reinterpret_cast<const char*>(next + k * Weight::kColumnBytes), _MM_HINT_T0);
+    Weight::load(column + k * Weight::kColumnBytes).store(weights + k * format::kPanelRows);
+  }
+}
+
+inline void copy_activations(const ActRows& rows, int64_t first, int64_t count, int64_t k, int64_t columns,
+                             float* x) noexcept {
+  for (int64_t m = 0; m < count; ++m)
+    std::memcpy(x + m * kBlockColumns, reinterpret_cast<const float*>(rows.row(first + m)) + k,
+                static_cast<size_t>(columns) * sizeof(float));
+}
+
+// One block of P panels from `panel` on, for all tokens of the pass.
+template <class Weight, int P>
+inline void multiply_panels(const GemmArgs& args, int64_t panel, int64_t k, Tile& tile, float* weights,
+                            int64_t num_tokens) noexcept {
+  const int64_t panel_bytes = format::panel_bytes(Weight::kFormat, args.shape.in_features);
+  const std::byte* column = args.weight + panel * panel_bytes + k * Weight::kColumnBytes;
+  // What follows: the next panels of this block, or the first ones of the next block.
+  const std::byte* next = panel + P < args.panel_end ? column + P * panel_bytes
+                                                     : args.weight + args.panel_begin * panel_bytes +
+                                                           (k + tile.columns) * Weight::kColumnBytes;
+  for (int p = 0; p < P; ++p) {
+    unpack_block<Weight>(column + p * panel_bytes, next + p * panel_bytes, tile.columns,
+                         weights + p * kBlockColumns * format::kPanelRows);
+    tile.scales[p] = Weight::kScaled ? panel_scales(args, panel + p) + k / kBlockColumns : nullptr;
+  }
+  tile.lanes = valid_rows(args, panel + P - 1);
+  multiply_tokens<P>(tile, num_tokens);
+}
+
+template <class Weight>
+void multiply_pass(const GemmArgs& args, int64_t first_token, int64_t num_tokens) noexcept {
+  alignas(64) float weights[kPanels * kBlockColumns * format::kPanelRows];
+  alignas(64) float x[kMaxTokensPerPass * kBlockColumns];
+  const int64_t in = args.shape.in_features;
+  for (int64_t k = 0; k < in; k += kBlockColumns) {
+    Tile tile{weights,         x, in - k < kBlockColumns ? in - k : kBlockColumns, {}, k == 0, nullptr,
+              args.out_stride, 16};
+    copy_activations(args.x, first_token, num_tokens, k, tile.columns, x);
+    for (int64_t panel = args.panel_begin; panel < args.panel_end; panel += kPanels) {
+      tile.out = args.out + first_token * args.out_stride + (panel - args.panel_begin) * format::kPanelRows;
+      if (panel + kPanels <= args.panel_end)
+        multiply_panels<Weight, kPanels>(args, panel, k, tile, weights, num_tokens);
+      else
+        multiply_panels<Weight, 1>(args, panel, k, tile, weights, num_tokens);
+    }
+  }
+}
+
+template <class Weight>
+void gemm(const GemmArgs& args) noexcept {
+  if (args.num_tokens == 1) return one_token<Weight>(args);
+  for (int64_t m = 0; m < args.num_tokens; m += kMaxTokensPerPass)
+    multiply_pass<Weight>(args, m,
+                          args.num_tokens - m < kMaxTokensPerPass ? args.num_tokens - m : kMaxTokensPerPass);
+}

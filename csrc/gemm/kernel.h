@@ -1,0 +1,77 @@
+// The table of kernels: one cell = one ISA x one weight format, plain data, listed best first in registry.cc.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cpu/isa.h"
+#include "format/weight_format.h"
+
+namespace proa::gemm {
+
+// What a cell reads as activations: f32 rows as they are, or rows written by its `quantize`
+// (quantized_act.h).
+enum class ActFormat : uint8_t { kF32, kInt8G32 };
+
+// Row m of the activations is data + stride_bytes * (index == nullptr ? m : index[m]).
+struct ActRows {
+  const std::byte* data = nullptr;
+  int64_t stride_bytes = 0;
+  const int32_t* index = nullptr;
+
+  const std::byte* row(int64_t m) const noexcept {
+    return data + stride_bytes * (index == nullptr ? m : index[m]);
+  }
+};
+
+// out[m * out_stride + (r - 16 * panel_begin)] = sum over k of W[r][k] * x[m][k], for the rows r of panels
+// [panel_begin, panel_end) and m < num_tokens; rows past out_features are not written.
+struct GemmArgs {
+  const std::byte* weight = nullptr;  // format::pack_panels
+  format::Shape shape;
+  int64_t panel_begin = 0;
+  int64_t panel_end = 0;
+  ActRows x;
+  int64_t num_tokens = 0;
+  float* out = nullptr;
+  int64_t out_stride = 0;  // in floats
+};
+
+// All cells of one weight format give the same bits: each output has one accumulator, fed in the order of k
+// by fused multiply-adds (docs/decisions), whatever num_tokens and the panel range.
+struct Kernel {
+  const char* name;  // "avx512.int4_g32"
+  cpu::IsaMask required_isa;
+  format::WeightFormat weight;
+  ActFormat act;
+  const char* (*reject)(const format::Shape& shape) noexcept;  // nullptr: can run, else the reason
+  // Writes columns [first, first + count) of `row` from the floats at x; both multiples of 32. nullptr when
+  // act is kF32.
+  void (*quantize)(const float* x, int64_t first, int64_t count, int64_t in_features,
+                   std::byte* row) noexcept;
+  void (*silu_mul)(const float* gate, const float* up, float* out,
+                   int64_t n) noexcept;  // out = silu(gate) * up
+  void (*gemm)(const GemmArgs& args) noexcept;
+};
+
+// Every cell of this binary, best first within a format.
+std::span<const Kernel* const> all_kernels() noexcept;
+
+struct Candidate {
+  const Kernel* kernel;
+  bool chosen;
+  std::string reason;  // why it was chosen or not
+};
+
+// All cells of `format` with the verdict for `shape` under the instructions `isa`. At most one is chosen.
+std::vector<Candidate> explain_selection(format::WeightFormat format, const format::Shape& shape,
+                                         cpu::IsaMask isa);
+
+// The first cell that can run, or nullptr (then explain_selection says why).
+const Kernel* select_kernel(format::WeightFormat format, const format::Shape& shape,
+                            cpu::IsaMask isa) noexcept;
+
+}  // namespace proa::gemm

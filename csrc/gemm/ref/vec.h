@@ -1,0 +1,36 @@
+// One float lane in plain C++: the meaning of the vector types of the other ISAs.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+#include "gemm/quantized_act.h"
+
+namespace proa::gemm::ref {
+
+struct Vec {
+  float v;
+
+  static Vec set1(float x) { return {x}; }
+  static Vec fma(Vec a, Vec b, Vec c) { return {std::fma(a.v, b.v, c.v)}; }
+  static Vec add(Vec a, Vec b) { return {a.v + b.v}; }
+  static Vec sub(Vec a, Vec b) { return {a.v - b.v}; }
+  static Vec mul(Vec a, Vec b) { return {a.v * b.v}; }
+  static Vec div(Vec a, Vec b) { return {a.v / b.v}; }
+  static Vec min(Vec a, Vec b) { return {a.v < b.v ? a.v : b.v}; }
+  static Vec max(Vec a, Vec b) { return {a.v > b.v ? a.v : b.v}; }
+  static Vec round_even(Vec a) { return {std::nearbyint(a.v)}; }
+  static Vec pow2(Vec n) {
+    const int32_t exponent = std::isnan(n.v) ? 0 : static_cast<int32_t>(n.v);
+    return {std::bit_cast<float>((exponent + 127) << 23)};
+  }
+};
+
+#include "gemm/exp-inl.h"
+
+inline void silu_mul(const float* gate, const float* up, float* out, int64_t n) noexcept {
+  for (int64_t i = 0; i < n; ++i) out[i] = vec_silu({gate[i]}).v * up[i];
+}
+
+}  // namespace proa::gemm::ref

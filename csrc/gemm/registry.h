@@ -1,0 +1,13 @@
+// The cells that are compiled in. A new cell: one file that defines it, one line here, one line in
+// registry.cc.
+#pragma once
+
+#include "gemm/kernel.h"
+
+namespace proa::gemm {
+
+extern const Kernel kRefF32, kRefBf16, kRefInt4G32, kRefFp8Block128;
+extern const Kernel kAvx2F32, kAvx2Bf16, kAvx2Int4G32, kAvx2Fp8Block128;
+extern const Kernel kAvx512F32, kAvx512Bf16, kAvx512Int4G32, kAvx512Fp8Block128;
+
+}  // namespace proa::gemm

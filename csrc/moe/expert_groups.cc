@@ -1,0 +1,38 @@
+#include "moe/expert_groups.h"
+
+#include <algorithm>
+
+namespace proa::moe {
+
+ExpertGroups::ExpertGroups(int64_t num_experts, int64_t max_pairs) {
+  starts_.resize(static_cast<size_t>(num_experts) + 1);
+  active_.reserve(static_cast<size_t>(num_experts));
+  tokens_.resize(static_cast<size_t>(max_pairs));
+  positions_.resize(static_cast<size_t>(max_pairs));
+}
+
+int64_t ExpertGroups::bytes() const noexcept {
+  return static_cast<int64_t>((starts_.size() + tokens_.size() + positions_.size()) * sizeof(int32_t) +
+                              active_.capacity() * sizeof(ExpertGroup));
+}
+
+void ExpertGroups::assign(std::span<const int32_t> ids, int64_t top_k) noexcept {
+  std::fill(starts_.begin(), starts_.end(), 0);
+  for (int32_t id : ids)
+    if (id >= 0) ++starts_[static_cast<size_t>(id) + 1];
+  active_.clear();
+  for (size_t e = 0; e + 1 < starts_.size(); ++e) {
+    const int32_t count = starts_[e + 1];
+    starts_[e + 1] += starts_[e];
+    if (count > 0) active_.push_back({static_cast<int32_t>(e), starts_[e], starts_[e + 1]});
+  }
+  for (size_t pair = 0; pair < ids.size(); ++pair) {
+    positions_[pair] = -1;
+    if (ids[pair] < 0) continue;
+    const int32_t position = starts_[static_cast<size_t>(ids[pair])]++;
+    positions_[pair] = position;
+    tokens_[static_cast<size_t>(position)] = static_cast<int32_t>(static_cast<int64_t>(pair) / top_k);
+  }
+}
+
+}  // namespace proa::moe

@@ -1,0 +1,41 @@
+// The (token, slot) pairs of a batch, sorted by expert.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace proa::moe {
+
+// Positions [begin, end) of the sorted pairs belong to `expert`.
+struct ExpertGroup {
+  int32_t expert;
+  int32_t begin;
+  int32_t end;
+
+  int64_t size() const noexcept { return end - begin; }
+};
+
+// Filled once per forward; memory is reserved by the constructor.
+class ExpertGroups {
+ public:
+  ExpertGroups(int64_t num_experts, int64_t max_pairs);  // throws std::bad_alloc
+
+  // ids [num_tokens, top_k]: -1 skips the slot, all others must be < num_experts. Tokens stay in order within
+  // a group.
+  void assign(std::span<const int32_t> ids, int64_t top_k) noexcept;
+
+  std::span<const ExpertGroup> active() const noexcept { return active_; }
+  // The token of each position.
+  const int32_t* tokens() const noexcept { return tokens_.data(); }
+  // The position of pair token * top_k + slot; -1 where the slot is skipped.
+  const int32_t* positions() const noexcept { return positions_.data(); }
+  int64_t bytes() const noexcept;
+
+ private:
+  std::vector<int32_t> starts_;  // [num_experts + 1]
+  std::vector<ExpertGroup> active_;
+  std::vector<int32_t> tokens_, positions_;
+};
+
+}  // namespace proa::moe

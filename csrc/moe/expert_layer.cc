@@ -1,0 +1,187 @@
+#include "moe/expert_layer.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "gemm/quantized_act.h"
+
+namespace proa::moe {
+namespace {
+
+using format::kPanelRows;
+
+// Row tiles are multiples of 32 rows, so that a tile of the intermediate is whole quantization groups.
+constexpr int64_t kTileStep = 32;
+constexpr int64_t kGateUpRows = 64;
+constexpr int64_t kMaxDownRows = 256;
+constexpr int64_t kTokensPerItem = 144;
+// Results of one down tile per thread, when the largest batch allows: they should stay in cache until they
+// are summed.
+constexpr int64_t kResultBytes = 4 << 20;
+// Work items per thread below which tiles are made smaller.
+constexpr int64_t kItemsPerThread = 4;
+// Quantizing less than this is done by the caller: a fork would take longer.
+constexpr int64_t kForkFloats = 64 * 1024;
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) noexcept { return (a + b - 1) / b; }
+constexpr int64_t padded(int64_t bytes) noexcept { return ceil_div(bytes, 64) * 64; }
+
+// sum[r] += weight * row[r], unfused, in every build the same.
+void add_scaled(float* sum, const float* row, float weight, int64_t n) noexcept {
+  for (int64_t r = 0; r < n; ++r) sum[r] += weight * row[r];
+}
+
+}  // namespace
+
+ExpertLayer::ExpertLayer(const ExpertLayerConfig& config)
+    : config_(config),
+      gate_shape_{config.intermediate, config.hidden},
+      down_shape_{config.hidden, config.intermediate},
+      loaded_(static_cast<size_t>(config.num_experts)),
+      groups_(config.num_experts, config.max_tokens * config.max_top_k) {
+  gate_bytes_ = padded(format::packed_bytes(config.format, gate_shape_));
+  expert_bytes_ = 2 * gate_bytes_ + padded(format::packed_bytes(config.format, down_shape_));
+  const auto weight_bytes = static_cast<size_t>(config.num_experts * expert_bytes_);
+  weights_ = base::Arena(weight_bytes);
+  experts_ = weights_.take<std::byte>(weight_bytes);
+
+  const bool quantized = config.down_kernel->act == gemm::ActFormat::kInt8G32;
+  input_row_bytes_ = quantized ? gemm::quantized_row_bytes(config.hidden) : 0;
+  intermediate_row_bytes_ =
+      quantized ? gemm::quantized_row_bytes(config.intermediate) : padded(4 * config.intermediate);
+  const int64_t max_pairs = config.max_tokens * config.max_top_k;
+  results_per_thread_ = std::max(kTileStep * max_pairs, std::min(kResultBytes / 4, kMaxDownRows * max_pairs));
+  const int64_t input = config.max_tokens * input_row_bytes_;
+  const int64_t intermediate = max_pairs * intermediate_row_bytes_;
+  const int64_t results = config.num_threads * results_per_thread_;
+  workspace_ = base::Arena(static_cast<size_t>(padded(input) + padded(intermediate) + padded(4 * results)));
+  input_ = workspace_.take<std::byte>(static_cast<size_t>(input));
+  intermediate_ = workspace_.take<std::byte>(static_cast<size_t>(intermediate));
+  results_ = workspace_.take<float>(static_cast<size_t>(results));
+}
+
+void ExpertLayer::load(runtime::ThreadPool& pool, int64_t expert, const format::RawWeight& gate,
+                       const format::RawWeight& up, const format::RawWeight& down) noexcept {
+  const std::span<std::byte> own =
+      experts_.subspan(static_cast<size_t>(expert * expert_bytes_), static_cast<size_t>(expert_bytes_));
+  const std::span<std::byte> places[] = {own, own.subspan(static_cast<size_t>(gate_bytes_)),
+                                         own.subspan(static_cast<size_t>(2 * gate_bytes_))};
+  const format::RawWeight* raw[] = {&gate, &up, &down};
+  for (int i = 0; i < 3; ++i)
+    pool.parallel_for(raw[i]->shape.panels(), 4, [&](int64_t begin, int64_t end, int) noexcept {
+      format::pack_panels(config_.format, *raw[i], places[i], begin, end);
+    });
+  loaded_[static_cast<size_t>(expert)] = 1;
+}
+
+void ExpertLayer::forward(runtime::ThreadPool& pool, const Batch& batch) noexcept {
+  if (batch.num_tokens == 0) return;
+  const std::lock_guard lock(busy_);
+  groups_.assign({batch.ids, static_cast<size_t>(batch.num_tokens * batch.top_k)}, batch.top_k);
+  if (!groups_.active().empty()) run_gate_up(pool, prepare_input(pool, batch));
+  run_down(pool, batch);
+}
+
+// Each token is quantized once, however many experts read it.
+gemm::ActRows ExpertLayer::prepare_input(runtime::ThreadPool& pool, const Batch& batch) noexcept {
+  const int64_t hidden = config_.hidden;
+  if (input_row_bytes_ == 0)
+    return {reinterpret_cast<const std::byte*>(batch.x), hidden * static_cast<int64_t>(sizeof(float)),
+            nullptr};
+  const auto quantize = [&](int64_t begin, int64_t end, int) noexcept {
+    for (int64_t t = begin; t < end; ++t)
+      config_.gate_up_kernel->quantize(batch.x + t * hidden, 0, hidden, hidden,
+                                       input_.data() + t * input_row_bytes_);
+  };
+  if (batch.num_tokens * hidden < kForkFloats)
+    quantize(0, batch.num_tokens, 0);
+  else
+    pool.parallel_for(batch.num_tokens, 4, quantize);
+  return {input_.data(), input_row_bytes_, nullptr};
+}
+
+// Work items are (expert, token block, row tile), numbered through.
+void ExpertLayer::run_gate_up(runtime::ThreadPool& pool, const gemm::ActRows& x) noexcept {
+  const std::span<const ExpertGroup> groups = groups_.active();
+  const auto count_items = [&](int64_t tile_rows) noexcept {
+    int64_t items = 0;
+    for (const ExpertGroup& group : groups)
+      items += ceil_div(group.size(), kTokensPerItem) * ceil_div(config_.intermediate, tile_rows);
+    return items;
+  };
+  int64_t tile_rows = kGateUpRows;
+  if (count_items(tile_rows) < kItemsPerThread * pool.num_threads()) tile_rows = kTileStep;
+  const int64_t tiles = ceil_div(config_.intermediate, tile_rows);
+  pool.parallel_for(count_items(tile_rows), 1, [&](int64_t item, int64_t, int) noexcept {
+    size_t g = 0;
+    for (int64_t n; item >= (n = ceil_div(groups[g].size(), kTokensPerItem) * tiles); ++g) item -= n;
+    const ExpertGroup& group = groups[g];
+    // Token blocks of one tile follow each other, so its weights come from memory once.
+    const int64_t blocks = ceil_div(group.size(), kTokensPerItem);
+    const int64_t begin = group.begin + item % blocks * kTokensPerItem;
+    const int64_t end = std::min<int64_t>(begin + kTokensPerItem, group.end);
+    const int64_t row = item / blocks * tile_rows;
+    gate_up_item({group.expert, static_cast<int32_t>(begin), static_cast<int32_t>(end)}, row,
+                 std::min(tile_rows, config_.intermediate - row), x);
+  });
+}
+
+// Rows [row, row + rows) of silu(gate) * up for one block of an expert's tokens, to the rows of their
+// positions.
+void ExpertLayer::gate_up_item(const ExpertGroup& tokens, int64_t row, int64_t rows,
+                               gemm::ActRows x) noexcept {
+  alignas(64) float gate[kTokensPerItem * kGateUpRows];
+  alignas(64) float up[kTokensPerItem * kGateUpRows];
+  x.index = groups_.tokens() + tokens.begin;
+  gemm::GemmArgs args{
+      gate_of(tokens.expert), gate_shape_, row / kPanelRows, ceil_div(row + rows, kPanelRows), x,
+      tokens.size(),          gate,        kGateUpRows};
+  config_.gate_up_kernel->gemm(args);
+  args.weight = up_of(tokens.expert);
+  args.out = up;
+  config_.gate_up_kernel->gemm(args);
+  for (int64_t m = 0; m < tokens.size(); ++m) {
+    std::byte* dst = intermediate_.data() + (tokens.begin + m) * intermediate_row_bytes_;
+    float* product = input_row_bytes_ == 0 ? reinterpret_cast<float*>(dst) + row : gate + m * kGateUpRows;
+    config_.gate_up_kernel->silu_mul(gate + m * kGateUpRows, up + m * kGateUpRows, product, rows);
+    if (input_row_bytes_ != 0) config_.down_kernel->quantize(product, row, rows, config_.intermediate, dst);
+  }
+}
+
+// As large as the results of one tile may be, but with work for all threads.
+int64_t ExpertLayer::down_tile_rows(int64_t num_pairs, int num_threads) const noexcept {
+  int64_t rows = std::min(kMaxDownRows, results_per_thread_ / std::max<int64_t>(num_pairs, 1));
+  rows = std::min(rows, config_.hidden / (kItemsPerThread * num_threads));
+  return std::max(rows / kTileStep * kTileStep, kTileStep);
+}
+
+void ExpertLayer::run_down(runtime::ThreadPool& pool, const Batch& batch) noexcept {
+  const int64_t pairs = groups_.active().empty() ? 0 : groups_.active().back().end;
+  const int64_t rows = down_tile_rows(pairs, pool.num_threads());
+  pool.parallel_for(ceil_div(config_.hidden, rows), 1, [&](int64_t item, int64_t, int thread) noexcept {
+    const int64_t row = item * rows;
+    down_item(batch, row, std::min(rows, config_.hidden - row),
+              results_.data() + thread * results_per_thread_);
+  });
+}
+
+// Rows [row, row + rows) of `out`: down for every pair, then each token's sum in the order of its slots.
+void ExpertLayer::down_item(const Batch& batch, int64_t row, int64_t rows, float* results) const noexcept {
+  for (const ExpertGroup& group : groups_.active()) {
+    const gemm::ActRows x{intermediate_.data() + group.begin * intermediate_row_bytes_,
+                          intermediate_row_bytes_, nullptr};
+    config_.down_kernel->gemm({down_of(group.expert), down_shape_, row / kPanelRows,
+                               ceil_div(row + rows, kPanelRows), x, group.size(),
+                               results + group.begin * rows, rows});
+  }
+  for (int64_t t = 0; t < batch.num_tokens; ++t) {
+    float sum[kMaxDownRows] = {};
+    for (int64_t pair = t * batch.top_k; pair < (t + 1) * batch.top_k; ++pair)
+      if (const int32_t position = groups_.positions()[pair]; position >= 0)
+        add_scaled(sum, results + position * rows, batch.weights[pair], rows);
+    float* out = batch.out + t * config_.hidden + row;
+    for (int64_t r = 0; r < rows; ++r) out[r] = batch.accumulate ? out[r] + sum[r] : sum[r];
+  }
+}
+
+}  // namespace proa::moe
