@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from proa.models.config import ModelConfig
+from proa.models.config import ConfigRules, ModelConfig
 from proa.models.decoder import DecoderSpec
-from proa.models.specs import decoder_spec, gqa_spec, moe_spec
+from proa.models.family import Family
+from proa.models.moe_config import sigmoid_moe
+from proa.models.specs import build_spec, gqa_spec, moe_spec
 
-__all__ = ["spec"]
+__all__ = ["FAMILY"]
 
 
-def spec(config: ModelConfig) -> DecoderSpec:
-    """Layers of a GLM-4 MoE configuration."""
-    return decoder_spec(config, gqa_spec(config, output_bias=False), moe_spec(config))
+def _spec(config: ModelConfig) -> DecoderSpec:
+    return build_spec(config, gqa_spec(config), moe_spec(config))
+
+
+FAMILY = Family(
+    name="glm4_moe",
+    model_types=("glm4_moe",),
+    rules=ConfigRules(moe=sigmoid_moe, partial_rotary_factor=0.5),
+    spec=_spec,
+)

@@ -16,7 +16,7 @@ from proa.kvcache.pool import KVPool
 from proa.layers.parameters import ParameterReader
 from proa.models.config import ModelConfig
 from proa.models.decoder import Decoder
-from proa.models.registry import FAMILIES
+from proa.models.registry import checkpoint_config, decoder_spec
 from proa.native.runtime import CpuRuntime
 from proa.weights.checkpoint import Checkpoint
 from proa.weights.progress import LoadProgress
@@ -61,8 +61,8 @@ class ModelInfo:
 
 def inspect(checkpoint: Checkpoint) -> ModelInfo:
     """Reads config.json only. Raises CheckpointError or UnsupportedError for one that proa cannot run."""
-    config = ModelConfig.from_checkpoint(checkpoint)
-    spec = FAMILIES[config.family](config)
+    config = checkpoint_config(checkpoint)
+    spec = decoder_spec(config)
     return ModelInfo(
         family=config.family,
         layout=spec.layout,
@@ -88,14 +88,14 @@ def load_model(
     `max_tokens`: largest forward; `max_positions`: longest sequence, at most the model's own limit (else ConfigError).
     Raises CheckpointError naming a tensor that is missing, unexpected or of a wrong shape.
     """
-    config = ModelConfig.from_checkpoint(checkpoint)
+    config = checkpoint_config(checkpoint)
     if not 0 < max_positions <= config.max_position_embeddings:
         raise ConfigError("max_positions", f"1 .. {config.max_position_embeddings}, the model's limit", max_positions)
     ignored = _ignored(config)
     progress = progress or LoadProgress()
     progress.start(sum(checkpoint.nbytes(n) for n in checkpoint.names if not ignored(n)), "weights")
     reader = ParameterReader(checkpoint, runtime, progress)
-    spec = FAMILIES[config.family](config)
+    spec = decoder_spec(config)
     model = Decoder.load(reader, spec, max_tokens=max_tokens, max_positions=max_positions)
     reader.finish(ignored)
     progress.finish()

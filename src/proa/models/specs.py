@@ -11,10 +11,10 @@ from proa.models.decoder import DecoderSpec
 from proa.moe.layer import MoeSpec
 from proa.moe.router import RouterSpec
 
-__all__ = ["decoder_spec", "gqa_spec", "mla_spec", "moe_spec"]
+__all__ = ["build_spec", "gqa_spec", "mla_spec", "moe_spec"]
 
 
-def decoder_spec(config: ModelConfig, attention: GqaSpec | MlaSpec, moe: MoeSpec) -> DecoderSpec:
+def build_spec(config: ModelConfig, attention: GqaSpec | MlaSpec, moe: MoeSpec) -> DecoderSpec:
     """The decoder around `attention` and `moe`."""
     return DecoderSpec(
         vocab_size=config.vocab_size,
