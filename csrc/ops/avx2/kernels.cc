@@ -1,0 +1,26 @@
+#include "ops/kernels.h"
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c")
+
+namespace proa::ops::avx2 {
+namespace {
+
+// clang-format off: each file uses the ones before it
+#include "ops/avx2/lanes-inl.h"
+#include "ops/exp-inl.h"
+#include "ops/rms_norm-inl.h"
+#include "ops/attention-inl.h"
+// clang-format on
+}  // namespace
+
+const OpKernels kKernels = {"avx2", rms_norm, add_rms_norm, attend_f32, attend_bf16, merge, finish, exp_row};
+
+}  // namespace proa::ops::avx2
+
+#pragma GCC pop_options
