@@ -1,0 +1,54 @@
+"""Fixtures of the model tests: one thread pool, and tiny checkpoints built once per session."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+import transformers
+from tests.models.variants import Variant, build
+
+from proa.models import Model, load_model
+from proa.native.runtime import CpuRuntime
+from proa.weights.checkpoint import Checkpoint
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+MAX_TOKENS = 64
+
+
+@dataclass
+class Case:
+    """A checkpoint as proa loaded it, and the float32 transformers model of the same values."""
+
+    variant: Variant
+    path: Path
+    model: Model
+    reference: transformers.PreTrainedModel
+
+
+@pytest.fixture(scope="session")
+def runtime() -> CpuRuntime:
+    with CpuRuntime() as runtime:
+        yield runtime
+
+
+@pytest.fixture(scope="session")
+def make_case(tmp_path_factory: pytest.TempPathFactory, runtime: CpuRuntime) -> Callable[[Variant], Case]:
+    made: dict[str, Case] = {}
+
+    def make(variant: Variant) -> Case:
+        if variant.name not in made:
+            path = tmp_path_factory.mktemp(variant.name)
+            reference = build(variant, path)
+            model = load_model(Checkpoint.open(path), runtime, max_tokens=MAX_TOKENS, max_positions=256)
+            made[variant.name] = Case(variant, path, model, reference)
+        return made[variant.name]
+
+    return make

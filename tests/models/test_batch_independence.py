@@ -1,0 +1,73 @@
+"""The same bits whatever chunking, batch and neighbours a sequence is computed with."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.models.paging import Pager, all_logits
+from tests.models.variants import VARIANTS, VOCAB
+
+LENGTH = 40
+COVERING = ("deepseek_groups_yarn", "deepseek_fp8", "kimi_int4", "glm_norm_bias", "qwen3_fp8", "mixtral_bf16")
+covering = pytest.mark.parametrize("variant", [v for v in VARIANTS if v.name in COVERING], ids=str)
+
+
+def prompt(seed, length=LENGTH):
+    return torch.randint(0, VOCAB, (length,), generator=torch.Generator().manual_seed(seed), dtype=torch.int32)
+
+
+def in_one_forward(model, ids, dtype="float32"):
+    pager = Pager(model, num_blocks=8, dtype=dtype)
+    return pager.forward([(pager.sequence(len(ids)), ids)])
+
+
+@covering
+@pytest.mark.parametrize("chunk", [1, 7, 16])
+def test_prefill_in_chunks_gives_the_same_bits(variant, chunk, make_case):
+    model = make_case(variant).model
+    ids = prompt(1)
+    pager = Pager(model, num_blocks=8)
+    sequence = pager.sequence(LENGTH)
+    for part in ids.split(chunk):
+        pager.forward([(sequence, part)])
+    assert torch.equal(all_logits(sequence), in_one_forward(model, ids))
+
+
+@covering
+def test_seven_neighbours_change_no_bit(variant, make_case):
+    """Eight sequences at different places: some prefill in chunks of different sizes while others decode."""
+    model = make_case(variant).model
+    chunks = [list(prompt(seed).split(size)) for seed, size in enumerate([40, 1, 7, 16, 3, 1, 23, 8], start=1)]
+    pager = Pager(model, num_blocks=32)
+    sequences = [pager.sequence(LENGTH) for _ in chunks]
+    step = 0
+    while any(chunks):
+        batch = []
+        for index, pending in enumerate(chunks):
+            if pending and step >= index:  # a new one joins at every step
+                batch.append((sequences[index], pending.pop(0)))
+        pager.forward(batch)
+        step += 1
+    for seed, sequence in enumerate(sequences, start=1):
+        assert torch.equal(all_logits(sequence), in_one_forward(model, prompt(seed)))
+
+
+@covering
+def test_bfloat16_cache_keeps_the_property(variant, make_case):
+    model = make_case(variant).model
+    ids = prompt(1)
+    pager = Pager(model, num_blocks=8, dtype="bfloat16")
+    sequence = pager.sequence(LENGTH)
+    for part in ids.split(7):
+        pager.forward([(sequence, part)])
+    whole = in_one_forward(model, ids, "bfloat16")
+    assert torch.equal(all_logits(sequence), whole)
+    assert not torch.equal(whole, in_one_forward(model, ids))
+
+
+def test_logits_of_chosen_rows_only(make_case):
+    model = make_case(VARIANTS[0]).model
+    ids = prompt(1)
+    pager = Pager(model, num_blocks=8)
+    last = pager.forward([(pager.sequence(LENGTH), ids)], last_only=True)
+    assert torch.equal(last, in_one_forward(model, ids)[-1:])

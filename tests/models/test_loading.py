@@ -1,0 +1,214 @@
+"""What a checkpoint may and may not hold, and what loading reports."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.models.conftest import MAX_TOKENS
+from tests.models.paging import Pager
+from tests.models.test_batch_independence import in_one_forward, prompt
+from tests.models.variants import VARIANTS
+
+from proa.core.errors import CheckpointError, ConfigError, UnsupportedError
+from proa.kvcache.layout import KVLayout
+from proa.models import inspect, load_model
+from proa.weights.checkpoint import Checkpoint
+from proa.weights.progress import LoadProgress
+
+BY_NAME = {variant.name: variant for variant in VARIANTS}
+
+
+@pytest.fixture
+def edit(tmp_path, make_case, runtime):
+    """`edit(variant name, tensors=..., config=...)`: a loader of a checkpoint changed by the given functions."""
+
+    def load(name, *, tensors=lambda t: None, config=lambda c: None, **options):
+        source = make_case(BY_NAME[name]).path
+        directory = tmp_path / f"checkpoint{len(list(tmp_path.iterdir()))}"
+        shutil.copytree(source, directory, ignore=shutil.ignore_patterns("reference"))
+        values = load_file(source / "model.safetensors")
+        tensors(values)
+        save_file(values, directory / "model.safetensors")
+        settings = json.loads((source / "config.json").read_text())
+        config(settings)
+        (directory / "config.json").write_text(json.dumps(settings))
+        options = {"max_tokens": MAX_TOKENS, "max_positions": 256} | options
+        return load_model(Checkpoint.open(directory), runtime, **options)
+
+    return load
+
+
+REQUIRED = {
+    "deepseek_fp8": [
+        "model.embed_tokens.weight",
+        "model.norm.weight",
+        "lm_head.weight",
+        "model.layers.2.input_layernorm.weight",
+        "model.layers.0.mlp.down_proj.weight",
+        "model.layers.0.self_attn.kv_b_proj.weight_scale_inv",
+        "model.layers.1.self_attn.q_a_layernorm.weight",
+        "model.layers.1.mlp.gate.e_score_correction_bias",
+        "model.layers.2.mlp.experts.15.up_proj.weight",
+        "model.layers.2.mlp.shared_experts.gate_proj.weight",
+    ],
+    "kimi_int4": [
+        "model.layers.1.mlp.experts.0.gate_proj.weight_packed",
+        "model.layers.2.mlp.experts.3.down_proj.weight_scale",
+        "model.layers.2.mlp.experts.3.down_proj.weight_shape",
+    ],
+    "glm_norm_bias": ["model.layers.1.self_attn.k_proj.bias", "model.layers.1.self_attn.q_norm.weight"],
+    "mixtral_bf16": ["model.layers.1.block_sparse_moe.experts.1.w3.weight"],
+}
+
+
+@pytest.mark.parametrize(("variant", "name"), [(v, n) for v, names in REQUIRED.items() for n in names])
+def test_missing_tensor_is_named(edit, variant, name):
+    with pytest.raises(CheckpointError) as caught:
+        edit(variant, tensors=lambda t: t.pop(name))
+    assert name.rsplit(".", 1)[0] in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.embed_tokens.weight",
+        "model.layers.1.post_attention_layernorm.weight",
+        "model.layers.1.self_attn.o_proj.weight",
+        "model.layers.1.mlp.gate.weight",
+        "model.layers.1.mlp.experts.2.down_proj.weight",
+        "lm_head.weight",
+    ],
+)
+def test_wrong_shape_is_named(edit, name):
+    def shrink(tensors):
+        tensors[name] = tensors[name][..., :-32].contiguous()
+
+    with pytest.raises(CheckpointError) as caught:
+        edit("deepseek_groups_yarn", tensors=shrink)
+    assert name in str(caught.value)
+    assert "shape" in str(caught.value)
+
+
+def test_unexpected_tensors_are_named(edit):
+    def add(tensors):
+        tensors["model.layers.0.self_attn.sinks"] = torch.zeros(4)
+        tensors["model.layers.3.mlp.gate.weight"] = torch.zeros(8, 64)
+
+    with pytest.raises(CheckpointError, match=r"2 unexpected: model\.layers\.0\.self_attn\.sinks, model\.layers\.3"):
+        edit("qwen3", tensors=add)
+
+
+def test_a_bias_the_config_does_not_mention_is_not_dropped(edit):
+    def forget(config):
+        config["attention_bias"] = False
+
+    with pytest.raises(CheckpointError, match=r"unexpected: .*bias"):
+        edit("glm_bias_bf16", config=forget)
+
+
+def test_mtp_layers_vision_and_tied_head_are_ignored(edit):
+    def add(tensors):
+        tensors["model.layers.3.eh_proj.weight"] = torch.zeros(64, 128)
+        tensors["model.layers.3.mlp.experts.0.gate_proj.weight"] = torch.zeros(32, 64)
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
+        tensors["vision_tower.patch_embed.proj.weight"] = torch.zeros(4, 4)
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+
+    def mtp(config):
+        config["num_nextn_predict_layers"] = 1
+
+    edit("glm_tied_int4", tensors=add, config=mtp)
+
+
+def test_multimodal_wrapper_gives_the_same_bits(edit, make_case):
+    """Kimi K2.5's layout: the text model below `language_model.`, its configuration in `text_config`."""
+
+    def wrap(tensors):
+        for name in list(tensors):
+            tensors[f"language_model.{name}"] = tensors.pop(name)
+        tensors["mm_projector.proj.0.weight"] = torch.zeros(4, 4)
+
+    def nest(config):
+        text = dict(config)
+        config.clear()
+        config |= {"model_type": "kimi_k25", "text_config": text}
+
+    wrapped = edit("kimi_int4", tensors=wrap, config=nest)
+    expected = in_one_forward(make_case(BY_NAME["kimi_int4"]).model, prompt(1))
+    assert torch.equal(in_one_forward(wrapped, prompt(1)), expected)
+
+
+def test_experts_of_two_formats_are_refused(edit):
+    def widen(tensors):
+        name = "model.layers.1.mlp.experts.2.down_proj.weight"
+        tensors[name] = tensors[name].float()
+
+    with pytest.raises(UnsupportedError, match=r"layers\.1\.mlp\.experts\.2.* one format \(bf16\), got f32"):
+        edit("deepseek_bf16", tensors=widen)
+
+
+def test_projections_of_two_formats_are_not_stacked_but_served(edit, make_case):
+    """q as float32 of the same values, k and v as bf16: two weights instead of one, the same bits."""
+
+    def widen(tensors):
+        for layer in range(3):
+            name = f"model.layers.{layer}.self_attn.q_proj.weight"
+            tensors[name] = tensors[name].float()
+
+    expected = in_one_forward(make_case(BY_NAME["glm_bias_bf16"]).model, prompt(1))
+    assert torch.equal(in_one_forward(edit("glm_bias_bf16", tensors=widen), prompt(1)), expected)
+
+
+def test_float16_checkpoint_serves_its_exact_values(edit):
+    def halve(tensors, widen):
+        for name, value in tensors.items():
+            tensors[name] = value.half().float() if widen else value.half()
+
+    halves = edit("glm_bias_bf16", tensors=lambda t: halve(t, widen=False))
+    floats = edit("glm_bias_bf16", tensors=lambda t: halve(t, widen=True))
+    assert torch.equal(in_one_forward(halves, prompt(1)), in_one_forward(floats, prompt(1)))
+
+
+def test_positions_beyond_the_model_are_refused(edit):
+    with pytest.raises(ConfigError, match="max_positions"):
+        edit("qwen3", max_positions=257)
+
+
+def test_progress_ends_at_the_bytes_that_were_read(edit):
+    reports = []
+
+    def add(tensors):
+        tensors["vision_tower.weight"] = torch.zeros(1000)
+
+    edit("kimi_int4", tensors=add, progress=LoadProgress(reports.append, interval_s=0))
+    done = [report.done_bytes for report in reports]
+    assert done == sorted(done)
+    assert len(done) > 100
+    assert done[-1] == reports[-1].total_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "layout"),
+    [
+        ("kimi_int4", "deepseek_v3", KVLayout(3, 1, 40, 32, latent=True)),
+        ("glm_norm_bias", "glm4_moe", KVLayout(3, 2, 16, 16)),
+        ("mixtral_tied", "mixtral", KVLayout(3, 1, 16, 16)),
+    ],
+)
+def test_inspect_needs_no_weights(name, family, layout, make_case):
+    case = make_case(BY_NAME[name])
+    info = inspect(Checkpoint.open(case.path))
+    assert (info.family, info.layout, info.vocab_size, info.max_position_embeddings) == (family, layout, 96, 256)
+    assert case.model.layout == layout
+    assert case.model.vocab_size == 96
+    assert case.model.weight_bytes > 0
+
+
+def test_token_ids_beyond_the_vocabulary_raise(make_case):
+    pager = Pager(make_case(BY_NAME["qwen3"]).model, num_blocks=2)
+    with pytest.raises(ValueError, match="embedding_rows"):
+        pager.forward([(pager.sequence(4), torch.tensor([1, 96], dtype=torch.int32))])

@@ -1,0 +1,104 @@
+"""Logits of every family and storage format against transformers in float32."""
+
+from __future__ import annotations
+
+import copy
+import math
+import types
+
+import pytest
+import torch
+import transformers
+from tests.models.conftest import MAX_TOKENS
+from tests.models.paging import Pager
+from tests.models.variants import QUANTIZATION, VARIANTS, VOCAB
+
+# transformers sums in float32 in blocks of 16 lanes or more, proa one product after the other. Rounding errors of n
+# sequential additions grow like sqrt(n), of n/16 additions in 16 lanes like sqrt(n/16): a factor of 4 for the same
+# data. Twice that, as the two maxima are of different samples of the noise.
+NOISE_FACTOR = 8
+
+
+def served_logits(case, ids):
+    pager = Pager(case.model, num_blocks=8)
+    return pager.forward([(pager.sequence(len(ids)), ids)])
+
+
+def reference_logits(model, ids):
+    with torch.no_grad():
+        return model(ids[None].long()).logits[0].double()
+
+
+def tokens(count=MAX_TOKENS, seed=1):
+    return torch.randint(0, VOCAB, (count,), generator=torch.Generator().manual_seed(seed), dtype=torch.int32)
+
+
+def int8_round_trip(x):
+    """Per token and 32 columns: d = absmax / 127, q = round half to even(x / d); returns q * d."""
+    groups = x.unflatten(-1, (-1, 32))
+    d = groups.abs().amax(-1, keepdim=True) / 127
+    return ((groups / d.where(d > 0, 1.0)).round() * d).flatten(-2)
+
+
+def with_int8_activations(model):
+    """A copy whose routed experts see the inputs of their linears quantized as proa's int4 cells do."""
+
+    def forward(self, hidden_states, top_k_index, top_k_weights):
+        out = torch.zeros_like(hidden_states)
+        x = int8_round_trip(hidden_states)
+        for expert in top_k_index.unique().tolist():
+            token, slot = torch.where(top_k_index == expert)
+            gate, up = (x[token] @ self.gate_up_proj[expert].T).chunk(2, dim=-1)
+            y = int8_round_trip(torch.nn.functional.silu(gate) * up) @ self.down_proj[expert].T
+            out.index_add_(0, token, y * top_k_weights[token, slot, None].to(y.dtype))
+        return out
+
+    model = copy.deepcopy(model)
+    for layer in model.model.layers:
+        if hasattr(layer.mlp, "experts"):
+            layer.mlp.experts.forward = types.MethodType(forward, layer.mlp.experts)
+    return model
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v.storage != "int4"], ids=str)
+def test_logits_equal_transformers(variant, make_case):
+    case = make_case(variant)
+    ids = tokens()
+    exact = reference_logits(copy.deepcopy(case.reference).double(), ids)
+    noise = (reference_logits(case.reference, ids) - exact).abs().max().item()
+    assert 0 < noise < 1e-4 * exact.abs().max().item()  # a noisy oracle would prove nothing
+    error = (served_logits(case, ids).double() - exact).abs().max().item()
+    assert error <= NOISE_FACTOR * noise
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v.storage == "int4"], ids=str)
+def test_int4_logits_equal_transformers_with_int8_activations(variant, make_case):
+    """Float32 noise moves few activations over a rounding boundary; the rest must agree.
+
+    An activation a has noise of at most nu * absmax of its group (nu: relative noise), that is 127 nu steps, and so
+    changes its int8 value with probability 2 * 127 nu, by one step. The rounding error of int8 has a variance of 1/12
+    step, so flips amount to sqrt(12 * 254 nu) of the effect of all int8 rounding.
+    """
+    case = make_case(variant)
+    ids = tokens()
+    unquantized = reference_logits(copy.deepcopy(case.reference).double(), ids)
+    noise = NOISE_FACTOR * (reference_logits(case.reference, ids) - unquantized).abs().max().item()
+    simulated = with_int8_activations(case.reference)
+    effect = (reference_logits(simulated, ids) - unquantized).abs().max().item()
+    relative = noise / unquantized.abs().max().item()
+    bound = noise + math.sqrt(12 * 254 * relative) * effect
+    assert bound < effect / 3  # or the test could not tell quantized activations from plain ones
+    error = (served_logits(case, ids).double() - reference_logits(simulated, ids)).abs().max().item()
+    assert error <= bound
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v.name == "kimi_int4"], ids=str)
+def test_transformers_reads_our_int4_checkpoint_as_the_same_values(variant, make_case):
+    """The layout under test is the published one, not an idea of our own: the library reads it bit for bit alike."""
+    case = make_case(variant)
+    config = transformers.AutoConfig.from_pretrained(case.path / "reference")
+    config.quantization_config = QUANTIZATION["int4"]
+    native = transformers.AutoModelForCausalLM.from_pretrained(case.path, config=config, dtype=torch.bfloat16)
+    native_weights = dict(native.named_parameters())
+    for name, expected in case.reference.named_parameters():
+        assert torch.equal(native_weights[name].float(), expected), name
