@@ -32,9 +32,7 @@ class ControlTokens:
         self._nonce = "".join(secrets.choice("0123456789") for _ in range(_NONCE_DIGITS))
         self._special = frozenset(special)
         self._marked = self._special | frozenset(markers)
-        self._aliases = {
-            name: f"\ufdd0{self._nonce}.{index}\ufdd1" for index, name in enumerate(sorted(self._marked))
-        }
+        self._aliases = {name: f"\ufdd0{self._nonce}.{index}\ufdd1" for index, name in enumerate(sorted(self._marked))}
         self._special_pattern = _any_of(self._special)
         self._marked_pattern = _any_of(self._marked)
         self._name_pattern = _any_of(self._aliases)

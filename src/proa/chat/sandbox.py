@@ -7,17 +7,17 @@ a string operation may run away. Rendering happens in a worker thread, which can
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import jinja2
+import jinja2.exceptions
 import jinja2.ext
 import jinja2.nodes
-import jinja2.runtime
 import jinja2.sandbox
 
 from proa.core.errors import UserError
@@ -50,7 +50,9 @@ class RenderBudget:
 
 
 def _over_budget(what: str) -> UserError:
-    return UserError("messages", f"a chat template that renders within its {what} budget", "more", code="template_error")
+    return UserError(
+        "messages", f"a chat template that renders within its {what} budget", "more", code="template_error"
+    )
 
 
 class _GenerationTag(jinja2.ext.Extension):
@@ -69,8 +71,13 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self) -> None:
+        # Not optimized: folding constants while compiling would run outside any budget.
         super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationTag], autoescape=False
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[jinja2.ext.loopcontrols, _GenerationTag],
+            autoescape=False,
+            optimized=False,
         )
         self._thread = threading.local()
         self.filters["tojson"] = _tojson
@@ -98,11 +105,19 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 pieces.append(piece)
         except UserError:
             raise
-        except jinja2.sandbox.SecurityError as error:
+        except jinja2.exceptions.SecurityError as error:
             raise _template_error(f"an unsafe operation ({error})") from error
         except jinja2.TemplateError as error:
             raise _template_error(str(error)) from error
-        except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as error:
+        except (
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            MemoryError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as error:
             raise _template_error(f"{type(error).__name__}: {error}") from error
         finally:
             self._thread.budget = None
@@ -116,27 +131,30 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             _wrap_concatenations(parent)
         return super()._generate(source, *args, **kwargs)
 
-    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805, PLW0211 - as in jinja2
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - as in jinja2
         if (budget := __self._budget()) is not None:
             budget.step()
             if getattr(__obj, "__name__", "") in _BUILTIN_PADDING:
                 budget.size(max((width for width in args if isinstance(width, int)), default=0))
         value = super().call(__context, __obj, *args, **kwargs)
-        return __self._sized(__context, value)
+        return __self._sized(value)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if (budget := self._budget()) is not None:
             budget.size(_result_size(operator, left, right))
-        return self._sized(context, super().call_binop(context, operator, left, right))
+        return self._sized(super().call_binop(context, operator, left, right))
 
-    def _format(self, text: str, *args: Any, **kwargs: Any) -> str:
+    # pass_context keeps jinja2 from folding constants through these while it compiles, outside any budget.
+    @jinja2.pass_context
+    def _format(self, context: Any, text: str, *args: Any, **kwargs: Any) -> str:  # noqa: ARG002
         """The `format` filter, through the same check as the `%` operator."""
         if (budget := self._budget()) is not None:
             budget.size(_result_size("%", text, None))
         return str(text) % (kwargs or args)
 
     def _with_sized_arguments(self, filter_: Callable[..., Any]) -> Callable[..., Any]:
-        def checked(*args: Any, **kwargs: Any) -> Any:
+        @jinja2.pass_context
+        def checked(context: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG001
             if (budget := self._budget()) is not None:
                 budget.size(max((size for size in (*args, *kwargs.values()) if isinstance(size, int)), default=0))
             return filter_(*args, **kwargs)
@@ -146,17 +164,14 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def _budget(self) -> RenderBudget | None:
         return getattr(self._thread, "budget", None)
 
-    # pass_context keeps jinja2 from folding these at compile time, where there is no budget.
-    @jinja2.pass_context
-    def _budgeted(self, context: jinja2.runtime.Context, items: Iterable[Any]) -> Iterator[Any]:  # noqa: ARG002
+    def _budgeted(self, items: Iterable[Any]) -> Iterator[Any]:
         budget = self._budget()
         for item in items:
             if budget is not None:
                 budget.step()
             yield item
 
-    @jinja2.pass_context
-    def _sized(self, context: jinja2.runtime.Context, value: Any) -> Any:  # noqa: ARG002
+    def _sized(self, value: Any) -> Any:
         if isinstance(value, str) and (budget := self._budget()) is not None:
             budget.size(len(value))
         return value
@@ -179,8 +194,8 @@ def _result_size(operator: str, left: Any, right: Any) -> float:
     return 0
 
 
-def _filtered(node: jinja2.nodes.Expr, name: str) -> jinja2.nodes.Expr:
-    return jinja2.nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+def _filtered(node: jinja2.nodes.Node, name: str) -> jinja2.nodes.Expr:
+    return jinja2.nodes.Filter(cast("jinja2.nodes.Expr", node), name, [], [], None, None, lineno=node.lineno)
 
 
 def _wrap_concatenations(parent: jinja2.nodes.Node) -> None:
@@ -193,16 +208,20 @@ def _wrap_concatenations(parent: jinja2.nodes.Node) -> None:
 
 def _template_error(got: str) -> UserError:
     return UserError(
-        "messages", "messages the model's chat template can render", got[:500], "see the template of the model", code="template_error"
+        "messages",
+        "messages the model's chat template can render",
+        got[:500],
+        "see the template of the model",
+        code="template_error",
     )
 
 
 def _tojson(
     value: Any,
-    ensure_ascii: bool = False,  # noqa: FBT001, FBT002 - signature of the templates' filter
+    ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,  # noqa: FBT001, FBT002
+    sort_keys: bool = False,
 ) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
@@ -213,6 +232,4 @@ def _raise_exception(message: str) -> NoReturn:
 
 def _strftime_now(format: str) -> str:  # noqa: A002 - name used by templates
     # Local time without a zone, as the templates' authors saw it.
-    return datetime.datetime.now().strftime(format)  # noqa: DTZ005
-
-
+    return dt.datetime.now().strftime(format)  # noqa: DTZ005

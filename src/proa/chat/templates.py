@@ -29,7 +29,7 @@ _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"
 
 
 def read_template_source(model_path: Path, override: Path | None = None) -> str | None:
-    """The template text: `override`, else chat_template.jinja, else the entry of tokenizer_config.json; None without one.
+    """The template: `override`, else chat_template.jinja, else the entry of tokenizer_config.json, else None.
 
     Raises:
         CheckpointError: an unreadable file.
@@ -141,7 +141,9 @@ class ChatTemplate:
         text = self._render(prepared, add_generation_prompt=add_generation_prompt, variables=variables or {})
         return _cut_at_tag(text, tag) if tag else text
 
-    def _render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool, variables: Mapping[str, Any]) -> str:
+    def _render(
+        self, messages: list[dict[str, Any]], *, add_generation_prompt: bool, variables: Mapping[str, Any]
+    ) -> str:
         budget = RenderBudget(seconds=self._seconds, steps=_STEPS, characters=self._max_characters)
         values = {
             **self._special_tokens,
@@ -156,7 +158,9 @@ class ChatTemplate:
     def _prepare(self, message: dict[str, Any]) -> dict[str, Any]:
         role = message["role"]
         prepared: dict[str, Any] = {
-            key: self._control.mark(value, assistant=role == "assistant") for key, value in message.items() if key != "role"
+            key: self._control.mark(value, assistant=role == "assistant")
+            for key, value in message.items()
+            if key != "role"
         }
         prepared["role"] = "system" if role == "developer" and not self._knows_developer else role
         if isinstance(prepared.get("content"), list) and not self._renders_parts:
@@ -188,7 +192,9 @@ def _append_to_content(message: dict[str, Any], tag: str) -> None:
 def _cut_at_tag(text: str, tag: str) -> str:
     position = text.rfind(tag.rstrip())
     if position < 0:
-        raise UserError("continue_final_message", "a chat template that renders the last message as it is", "another text")
+        raise UserError(
+            "continue_final_message", "a chat template that renders the last message as it is", "another text"
+        )
     if text[position : position + len(tag)] == tag:
         return text[:position]
     return text[:position].rstrip()

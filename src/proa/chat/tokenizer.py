@@ -99,6 +99,15 @@ class Tokenizer:
             return name
         return self._backend.id_to_token(token_id) or ""
 
+    def token_id(self, name: str) -> int | None:
+        """Id of a token by its spelling in the vocabulary."""
+        found: int | None = self._backend.token_to_id(self.control.aliases.get(name, name))
+        return found
+
+    def longest_token_bytes(self) -> int:
+        """Most bytes that one token stands for. O(vocabulary)."""
+        return max((len(self.token_bytes(token_id)) for token_id in range(self.vocab_size)), default=1) or 1
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence; bytes that are no UTF-8 become U+FFFD."""
         detokenizer = Detokenizer(self, skip_special_tokens=skip_special_tokens)
@@ -125,7 +134,9 @@ def _with_aliases(definition: dict[str, Any], control: ControlTokens) -> dict[st
         model["vocab"] = [[aliases.get(token, token), score] for token, score in vocab]
     if isinstance(model.get("unk_token"), str):
         model["unk_token"] = aliases.get(model["unk_token"], model["unk_token"])
-    added = [{**token, "content": aliases.get(token["content"], token["content"])} for token in definition["added_tokens"]]
+    added = [
+        {**token, "content": aliases.get(token["content"], token["content"])} for token in definition["added_tokens"]
+    ]
     return {**definition, "model": model, "added_tokens": added}
 
 

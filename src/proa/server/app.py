@@ -1,0 +1,53 @@
+"""The FastAPI application: routes and error handlers."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
+
+from proa.core.errors import ProaError
+from proa.server.errors import error_body, error_response
+from proa.server.gate import Gate
+from proa.server.routes import (
+    abort_request,
+    chat_completions,
+    completions,
+    flush_cache,
+    health,
+    metrics,
+    models,
+    server_info,
+    tokenize,
+)
+from proa.server.services import Services
+
+__all__ = ["create_app"]
+
+_ROUTES = (chat_completions, completions, models, tokenize, health, metrics, server_info, flush_cache, abort_request)
+
+
+def create_app(services: Services) -> ASGIApp:
+    """The application behind its gate."""
+    # No generated pages: they would load scripts from elsewhere, and bodies are validated by hand.
+    app = FastAPI(title="proa", openapi_url=None, docs_url=None, redoc_url=None)
+    app.state.services = services
+    for module in _ROUTES:
+        app.include_router(module.router)
+    app.add_exception_handler(ProaError, _on_proa_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    config = services.config
+    return Gate(app, api_key=config.api_key, max_body_bytes=config.max_body_bytes)
+
+
+async def _on_proa_error(_: Request, error: Exception) -> JSONResponse:
+    return error_response(error)
+
+
+async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    text = {404: f"no route {request.url.path[:200]}", 405: f"{request.url.path[:200]} does not take {request.method}"}
+    message = text.get(error.status_code, str(error.detail))
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+    return JSONResponse(error_body(message, error.status_code, code=code), error.status_code, headers=error.headers)

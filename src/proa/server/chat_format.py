@@ -1,0 +1,86 @@
+"""Deltas as OpenAI chat completions, whole or in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from proa.chat.tokenizer import Tokenizer
+from proa.server.assembler import Delta, TokenEntry
+from proa.server.generation import GenerationPlan, Usage
+
+__all__ = ["ChatFormat"]
+
+
+class ChatFormat:
+    """Serializer of one chat completion."""
+
+    def __init__(self, plan: GenerationPlan, tokenizer: Tokenizer, *, with_logprobs: bool) -> None:
+        self._plan = plan
+        self._tokenizer = tokenizer
+        self._with_logprobs = with_logprobs
+
+    def first_chunks(self) -> Iterator[dict[str, Any]]:
+        """Chunks that open every choice."""
+        for index in range(self._plan.n):
+            yield self._chunk([self._choice_delta(index, {"role": "assistant", "content": ""})])
+
+    def chunk(self, delta: Delta) -> dict[str, Any]:
+        """The chunk of one delta."""
+        choice = self._choice_delta(delta.index, {"content": delta.text} if delta.text or delta.entries else {})
+        if self._with_logprobs and delta.entries:
+            choice["logprobs"] = self._logprobs(delta.entries)
+        choice["finish_reason"] = delta.finish_reason
+        if delta.finish_reason is not None:
+            choice["stop_reason"] = delta.stop_reason
+        return self._chunk([choice])
+
+    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
+        """The last chunk of a stream that includes the usage."""
+        return {**self._chunk([]), "usage": usage.as_dict()}
+
+    def response(self, deltas: Iterable[Delta], usage: Usage) -> dict[str, Any]:
+        """The whole completion."""
+        choices = []
+        by_index: dict[int, list[Delta]] = {index: [] for index in range(self._plan.n)}
+        for delta in deltas:
+            by_index[delta.index].append(delta)
+        for index, parts in by_index.items():
+            entries = [entry for part in parts for entry in part.entries]
+            choices.append(
+                {
+                    "index": index,
+                    "message": {"role": "assistant", "content": "".join(part.text for part in parts), "refusal": None},
+                    "logprobs": self._logprobs(entries) if self._with_logprobs else None,
+                    "finish_reason": parts[-1].finish_reason,
+                    "stop_reason": parts[-1].stop_reason,
+                }
+            )
+        return {**self._head("chat.completion"), "choices": choices, "usage": usage.as_dict()}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        plan = self._plan
+        return {"id": plan.id, "object": kind, "created": plan.created, "model": plan.model}
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {**self._head("chat.completion.chunk"), "choices": choices}
+
+    def _choice_delta(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def _logprobs(self, entries: list[TokenEntry]) -> dict[str, Any]:
+        content = []
+        for entry in entries:
+            logprob = entry.logprob
+            top = [self._token(token_id, value) for token_id, value in logprob.top]
+            content.append({**self._token(logprob.token_id, logprob.logprob), "top_logprobs": top})
+        return {"content": content, "refusal": None}
+
+    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
+        data = self._tokenizer.token_bytes(token_id)
+        return {"token": data.decode("utf-8", "replace"), "logprob": _finite(logprob), "bytes": list(data)}
+
+
+def _finite(logprob: float) -> float:
+    # JSON has no infinity; OpenAI writes -9999 for a probability of zero.
+    return max(logprob, -9999.0)

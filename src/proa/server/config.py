@@ -1,0 +1,65 @@
+"""What the API process is told at start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+__all__ = ["ServerConfig"]
+
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Settings of the API process. Times in seconds.
+
+    model_path: directory with tokenizer.json, the chat template and generation_config.json.
+    api_key: every route but /livez asks for it when set.
+    served_model_name, aliases: names a request may give as `model`; the first one is reported.
+    sampling_defaults: "model" takes what generation_config.json says, "openai" OpenAI's defaults (all 1.0).
+    max_queued_requests: sequences that may wait beyond those the engine runs; the next one gets 429.
+    max_total_body_bytes: request bodies held in memory at one time, over all connections.
+    header_timeout, body_idle_timeout, body_timeout, write_timeout: a slower client is cut off; write_timeout is how long
+        it may leave a full send buffer untouched.
+    keepalive_interval: silence on a stream after which a comment line is sent.
+    drain_timeout: how long running requests may go on after SIGTERM.
+    restart_backoff, max_restart_backoff: first and longest wait before the engine is started again; doubled each time.
+    max_start_attempts: starts in a row that may fail before the server gives up on an engine that never was ready.
+    """
+
+    model_path: Path
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str | None = None
+    served_model_name: str | None = None
+    aliases: tuple[str, ...] = ()
+    chat_template: Path | None = None
+    sampling_defaults: Literal["model", "openai"] = "model"
+    max_queued_requests: int = 256
+    max_body_bytes: int = 32 * _MIB
+    max_total_body_bytes: int = 256 * _MIB
+    max_header_bytes: int = 64 * 1024
+    max_header_fields: int = 128
+    max_connections: int = 4096
+    header_timeout: float = 10.0
+    body_idle_timeout: float = 10.0
+    body_timeout: float = 120.0
+    write_timeout: float = 60.0
+    keep_alive_timeout: float = 30.0
+    keepalive_interval: float = 10.0
+    drain_timeout: float = 60.0
+    restart_backoff: float = 1.0
+    max_restart_backoff: float = 60.0
+    max_start_attempts: int = 3
+
+    @property
+    def model_name(self) -> str:
+        """The name reported in responses."""
+        return self.served_model_name or self.model_path.resolve().name
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Every name a request may use."""
+        return (self.model_name, *self.aliases)

@@ -1,0 +1,256 @@
+"""Starts the engine process, watches it and starts it again when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from proa.core.errors import ConfigError
+from proa.ipc.messages import Fatal, FromEngine, Loading, Ready, ToEngine
+from proa.ipc.transport import ClientEndpoint, EngineAddresses
+
+__all__ = ["EngineProcess", "EngineState", "EngineStatus", "RestartPolicy"]
+
+logger = logging.getLogger("proa.server.engine")
+
+_STOP_SECONDS = 5.0
+_DIRECTORY_PREFIX = "proa-"
+
+
+class EngineState(enum.StrEnum):
+    """Where the engine process stands. Only READY takes requests; FAILED is final."""
+
+    STOPPED = "stopped"
+    STARTING = "starting"
+    LOADING = "loading"
+    READY = "ready"
+    RESTARTING = "restarting"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """A snapshot for observers (the CLI's progress display) and `/readyz`.
+
+    `user_error` tells that the configuration or checkpoint is to blame for `message`.
+    """
+
+    state: EngineState = EngineState.STOPPED
+    bytes_done: int = 0
+    bytes_total: int = 0
+    pid: int = 0
+    restarts: int = 0
+    message: str = ""
+    user_error: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """Seconds to wait before a restart: `first`, doubled each time up to `longest`. Starts in a row that may fail."""
+
+    first: float = 1.0
+    longest: float = 60.0
+    max_start_attempts: int = 3
+
+
+class EngineProcess:
+    """Supervises one engine. Everything runs on the event loop that calls `run`.
+
+    Args:
+        command: program and arguments of the engine.
+        config: JSON object it reads on stdin; `to_engine`, `from_engine` and `parent_pid` are filled in here.
+        on_message: called with each message of the engine.
+        on_down: called with a reason whenever an engine that was started is gone.
+        on_status: called with each new status.
+    """
+
+    def __init__(
+        self,
+        command: list[str],
+        config: bytes,
+        *,
+        policy: RestartPolicy,
+        on_message: Callable[[FromEngine], None],
+        on_down: Callable[[str], None],
+        on_status: Callable[[EngineStatus], None],
+    ) -> None:
+        self._command = command
+        self._config = _parse_config(config)
+        self._policy = policy
+        self._on_message = on_message
+        self._on_down = on_down
+        self._on_status = on_status
+        self._outgoing: asyncio.Queue[ToEngine] = asyncio.Queue()
+        self._process: asyncio.subprocess.Process | None = None
+        self._fatal: Fatal | None = None
+        self._directory: Path | None = None
+        self._was_ready = False
+        self._ever_ready = False
+        self.status = EngineStatus()
+
+    def send(self, message: ToEngine) -> None:
+        """Queue `message` for the running engine; dropped with it when it dies."""
+        self._outgoing.put_nowait(message)
+
+    async def run(self) -> None:
+        """Keep an engine running until it fails for good or this task is cancelled."""
+        failures = 0
+        remove_stale_directories()
+        self._directory = Path(tempfile.mkdtemp(prefix=f"{_DIRECTORY_PREFIX}{os.getpid()}-"))
+        try:
+            while True:
+                self._was_ready = False
+                reason = await self._run_once(self.status.restarts)
+                failures = 1 if self._was_ready else failures + 1
+                if self._finished(failures, reason):
+                    return
+                delay = min(self._policy.first * 2 ** (failures - 1), self._policy.longest)
+                logger.warning("%s; starting it again in %.1f s", reason, delay)
+                self._set(
+                    state=EngineState.RESTARTING, message=reason, restarts=self.status.restarts + 1, pid=0, bytes_done=0
+                )
+                await asyncio.sleep(delay)
+        finally:
+            await self._stop()
+            self.remove_directory()
+
+    def kill(self) -> None:
+        """SIGKILL to the engine and everything it started, now."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def remove_directory(self) -> None:
+        """Remove the sockets' directory."""
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _finished(self, failures: int, reason: str) -> bool:
+        fatal = self._fatal
+        user_error = fatal is not None and fatal.user
+        never_ready = failures >= self._policy.max_start_attempts and not self._ever_ready
+        if not user_error and not never_ready:
+            return False
+        message = fatal.message if fatal is not None else reason
+        logger.error("the engine cannot start: %s", message)
+        self._set(state=EngineState.FAILED, message=message, user_error=user_error, pid=0)
+        return True
+
+    async def _run_once(self, generation: int) -> str:
+        """Start an engine and serve it until its end. Returns why it ended."""
+        assert self._directory is not None
+        self._fatal = None
+        self._outgoing = asyncio.Queue()
+        addresses = EngineAddresses.in_directory(self._directory, f"engine-{generation}")
+        endpoint = ClientEndpoint(addresses)
+        self._set(state=EngineState.STARTING)
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            process = self._process = await self._spawn(addresses)
+            logger.info("engine process %d started", process.pid)
+            self._set(pid=process.pid)
+            tasks = [asyncio.create_task(self._send_all(endpoint)), asyncio.create_task(self._receive_all(endpoint))]
+            code = await process.wait()
+            # What it said last (Fatal) may still be on its way through the socket.
+            await asyncio.wait(tasks, timeout=0.1)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            endpoint.close()
+        reason = self._fatal.message if self._fatal is not None else f"the engine process {_describe_exit(code)}"
+        self._on_down(reason)
+        return reason
+
+    async def _spawn(self, addresses: EngineAddresses) -> asyncio.subprocess.Process:
+        config = {
+            **self._config,
+            "to_engine": addresses.to_engine,
+            "from_engine": addresses.from_engine,
+            "parent_pid": os.getpid(),
+        }
+        wrapper = Path(__file__).with_name("die_with_parent.py")
+        # A session of its own: Ctrl-C in a terminal must reach the API process only, which then drains.
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-S", "-E", str(wrapper), str(os.getpid()), *self._command,
+            stdin=asyncio.subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            process.stdin.write(msgspec.json.encode(config))
+            await process.stdin.drain()
+        process.stdin.close()
+        return process
+
+    async def _send_all(self, endpoint: ClientEndpoint) -> None:
+        while True:
+            await endpoint.send(await self._outgoing.get())
+
+    async def _receive_all(self, endpoint: ClientEndpoint) -> None:
+        while True:
+            message = await endpoint.receive()
+            match message:
+                case Loading():
+                    self._set(state=EngineState.LOADING, bytes_done=message.bytes_done, bytes_total=message.bytes_total)
+                case Ready():
+                    self._was_ready = self._ever_ready = True
+                    self._on_message(message)
+                    self._set(state=EngineState.READY, message="")
+                    continue
+                case Fatal():
+                    self._fatal = message
+            self._on_message(message)
+
+    async def _stop(self) -> None:
+        """End the engine: asked first, killed after _STOP_SECONDS."""
+        process = self._process
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            try:
+                async with asyncio.timeout(_STOP_SECONDS):
+                    await process.wait()
+            except TimeoutError:
+                logger.warning("the engine process %d does not end; killing it", process.pid)
+                self.kill()
+                await process.wait()
+        if self.status.state is not EngineState.FAILED:
+            self._set(state=EngineState.STOPPED, pid=0)
+
+    def _set(self, **changes: object) -> None:
+        self.status = replace(self.status, **changes)  # type: ignore[arg-type]
+        self._on_status(self.status)
+
+
+def remove_stale_directories() -> None:
+    """Remove socket directories of API processes that were killed and could not do so."""
+    for directory in Path(tempfile.gettempdir()).glob(f"{_DIRECTORY_PREFIX}[0-9]*-*"):
+        owner = directory.name.removeprefix(_DIRECTORY_PREFIX).split("-", 1)[0]
+        with contextlib.suppress(OSError):
+            if owner.isdigit() and not Path(f"/proc/{owner}").exists() and directory.stat().st_uid == os.getuid():
+                shutil.rmtree(directory, ignore_errors=True)
+
+
+def _parse_config(config: bytes) -> dict[str, object]:
+    try:
+        return msgspec.json.decode(config, type=dict[str, object])
+    except msgspec.DecodeError as error:
+        raise ConfigError("engine config", "a JSON object", str(error)) from error
+
+
+def _describe_exit(code: int) -> str:
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with code {code}"

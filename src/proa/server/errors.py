@@ -1,0 +1,120 @@
+"""Every error as OpenAI's body: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi.responses import JSONResponse
+from pydantic import ValidationError
+
+from proa.core.errors import ConfigError, ProaError, QueueFullError, UnavailableError, UserError
+
+__all__ = [
+    "AuthenticationError",
+    "BodyTooLargeError",
+    "ModelNotFoundError",
+    "error_body",
+    "error_response",
+    "invalid_request",
+]
+
+_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable",
+}
+# Pydantic adds the branch of a union to the path of an error; clients know only the fields.
+_UNION_BRANCH = re.compile(r"^(str|int|float|bool|bytes|dict|list\[.*|.*\[.*\]|[a-z-]+\(.*|[A-Z]\w*)$")
+_RETRY_AFTER_S = 5
+
+
+class AuthenticationError(UserError):
+    """No key, or a wrong one."""
+
+    http_status = 401
+
+    def __init__(self) -> None:
+        super().__init__(
+            "api_key",
+            "the server's API key",
+            "none or another one",
+            "send 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
+            code="invalid_api_key",
+        )
+
+
+class BodyTooLargeError(UserError):
+    """A request body over the limit."""
+
+    http_status = 413
+
+    def __init__(self, limit: int) -> None:
+        super().__init__("body", f"at most {limit} bytes", "more", "send a shorter request", code="request_too_large")
+
+
+class ModelNotFoundError(UserError):
+    """A model this server does not serve."""
+
+    http_status = 404
+
+    def __init__(self, name: str, known: tuple[str, ...]) -> None:
+        super().__init__("model", " or ".join(known), name[:200], "see /v1/models", code="model_not_found")
+
+
+def error_body(message: str, status: int, *, param: str | None = None, code: str | int | None = None) -> dict[str, Any]:
+    """The body of an error response or event."""
+    kind = _TYPES.get(status, "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code if code is not None else status}}
+
+
+def error_response(error: Exception, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """The response for any exception; what is not meant for clients becomes a 500 with a generic text."""
+    status, body, more = describe(error)
+    return JSONResponse(body, status, headers={**more, **(headers or {})})
+
+
+def describe(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
+    """HTTP status, body and extra headers for `error`."""
+    if isinstance(error, QueueFullError):
+        headers = {"retry-after": str(error.retry_after_s)}
+        return 429, error_body(str(error), 429, param=None, code=error.code), headers
+    if isinstance(error, AuthenticationError):
+        return 401, error_body(str(error), 401, code=error.code), {"www-authenticate": "Bearer"}
+    if isinstance(error, UserError):
+        status = error.http_status
+        return status, error_body(str(error), status, param=error.param, code=error.code), {}
+    if isinstance(error, UnavailableError):
+        return 503, error_body(str(error), 503, code="unavailable"), {"retry-after": str(_RETRY_AFTER_S)}
+    if isinstance(error, ProaError) and not isinstance(error, ConfigError):
+        return 400, error_body(str(error), 400, param=error.where), {}
+    return 500, error_body("internal server error; the server's log has the details", 500, code="internal_error"), {}
+
+
+def invalid_request(error: ValidationError) -> UserError:
+    """The first thing that is wrong with a request body."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    path = [str(part) for part in first["loc"] if not _UNION_BRANCH.match(str(part))]
+    param = ".".join(path)[:200] or "body"
+    expected = first["msg"]
+    for prefix in ("Input should be ", "Value error, "):
+        expected = expected.removeprefix(prefix)
+    if first["type"] == "missing":
+        return UserError(param, "a value", "none", code="missing_required_parameter")
+    if first["type"] == "json_invalid":
+        return UserError("body", "a JSON object", first["msg"][:200], code="invalid_json")
+    return UserError(param, expected[:500], _shorten(first.get("input")))
+
+
+def _shorten(value: Any) -> str:
+    if isinstance(value, str | int | float | bool) or value is None:
+        try:
+            text = repr(value)
+        except ValueError:  # an integer of more digits than Python prints
+            return "a huge integer"
+        return text if len(text) <= 60 else f"{text[:57]}..."
+    return f"a {type(value).__name__} of {len(value)} items" if hasattr(value, "__len__") else type(value).__name__

@@ -1,0 +1,160 @@
+"""Turns request text into token ids, in worker threads so that no stream waits for a long prompt."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from proa.chat.templates import ChatTemplate, read_json, read_template_source, special_token_names
+from proa.chat.tokenizer import Tokenizer
+from proa.core.errors import QueueFullError, UnavailableError, UserError
+from proa.server.protocol import Message
+
+__all__ = ["Conversation", "Frontend"]
+
+logger = logging.getLogger("proa.server.frontend")
+
+_NUM_THREADS = 2
+_MAX_PENDING = 256
+# A normalizer may shorten text before it is tokenized: composing characters at most halves it, 4 is on the safe side.
+_NORMALIZED_SHRINK = 4
+
+_Result = TypeVar("_Result")
+
+
+class Conversation(Protocol):
+    """The part of a request that a chat template renders."""
+
+    @property
+    def messages(self) -> list[Message]: ...
+    @property
+    def generation_prompt(self) -> bool: ...
+    @property
+    def continue_final_message(self) -> bool: ...
+    @property
+    def chat_template_kwargs(self) -> dict[str, Any] | None: ...
+
+
+class Frontend:
+    """Tokenizer and chat template of the served model.
+
+    Loading takes a moment for large vocabularies, so it runs in a thread beside the engine's; until `load` is done every
+    method raises UnavailableError.
+    """
+
+    def __init__(self, model_path: Path, template_override: Path | None) -> None:
+        self._model_path = model_path
+        self._template_override = template_override
+        self._executor = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="frontend")
+        self._pending = 0
+        self._tokenizer: Tokenizer | None = None
+        self._template: ChatTemplate | None = None
+        self._longest_token_bytes = 1
+        self.eos_token_ids: frozenset[int] = frozenset()
+        self.generation_config: dict[str, Any] = {}
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether prompts can be tokenized."""
+        return self._tokenizer is not None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer; UnavailableError while it loads."""
+        if self._tokenizer is None:
+            raise UnavailableError("tokenizer", "a loaded tokenizer", "one that is loading", "watch /readyz and retry")
+        return self._tokenizer
+
+    async def load(self) -> None:
+        """Read tokenizer, template and generation config. Raises CheckpointError and UnsupportedError."""
+        await asyncio.get_running_loop().run_in_executor(self._executor, self._load)
+
+    def _load(self) -> None:
+        source = read_template_source(self._model_path, self._template_override)
+        tokenizer = Tokenizer.load(self._model_path, template=source or "")
+        special = special_token_names(self._model_path)
+        if source is not None:
+            self._template = ChatTemplate(source, tokenizer.control, special_tokens=special)
+        self.generation_config = read_json(self._model_path / "generation_config.json")
+        self.eos_token_ids = _eos_token_ids(self.generation_config, tokenizer, special.get("eos_token"))
+        self._longest_token_bytes = tokenizer.longest_token_bytes()
+        self._tokenizer = tokenizer
+
+    def close(self) -> None:
+        """Drop what waits; running threads end by themselves."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def in_worker(self, function: Callable[..., _Result], *args: Any) -> _Result:
+        """Run `function` in a worker thread. QueueFullError when too many wait."""
+        if self._pending >= _MAX_PENDING:
+            raise QueueFullError(_MAX_PENDING)
+        self._pending += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, function, *args)
+        finally:
+            self._pending -= 1
+
+    async def encode_text(self, text: str, *, max_tokens: int | None, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a raw prompt that may have at most `max_tokens`."""
+        tokenizer = self.tokenizer
+        self._refuse_hopeless(len(text), max_tokens, "prompt")
+        return await self.in_worker(lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    async def encode_chat(self, conversation: Conversation, *, max_tokens: int | None) -> list[int]:
+        """Token ids of a conversation that may have at most `max_tokens`."""
+        tokenizer = self.tokenizer
+        template = self._template
+        if template is None:
+            raise UserError("messages", "a model with a chat template", "one without", "use /v1/completions")
+        self._refuse_hopeless(
+            sum(_num_characters(message) for message in conversation.messages), max_tokens, "messages"
+        )
+
+        def render_and_encode() -> list[int]:
+            text = template.render(
+                [message.for_template() for message in conversation.messages],
+                add_generation_prompt=conversation.generation_prompt,
+                continue_final_message=conversation.continue_final_message,
+                variables=conversation.chat_template_kwargs,
+            )
+            self._refuse_hopeless(len(text), max_tokens, "messages")
+            return tokenizer.encode_rendered(text)
+
+        return await self.in_worker(render_and_encode)
+
+    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Text of `token_ids`."""
+        tokenizer = self.tokenizer
+        return await self.in_worker(lambda: tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
+
+    def _refuse_hopeless(self, num_characters: int, max_tokens: int | None, where: str) -> None:
+        """Refuse text that cannot fit however it is tokenized, before the work of doing so."""
+        if max_tokens is None:
+            return
+        fewest = num_characters // (self._longest_token_bytes * _NORMALIZED_SHRINK)
+        if fewest > max_tokens:
+            raise UserError(
+                where,
+                f"at most {max_tokens} tokens",
+                f"{num_characters} characters, which are {fewest} tokens or more",
+                "shorten the prompt",
+                code="context_length_exceeded",
+            )
+
+
+def _num_characters(message: Message) -> int:
+    if isinstance(message.content, str):
+        return len(message.content)
+    return sum(len(part.text) for part in message.content or ())
+
+
+def _eos_token_ids(generation_config: dict[str, Any], tokenizer: Tokenizer, eos_token: str | None) -> frozenset[int]:
+    ids = generation_config.get("eos_token_id")
+    found = {ids} if isinstance(ids, int) else set(ids) if isinstance(ids, list) else set()
+    if eos_token is not None and (token_id := tokenizer.token_id(eos_token)) is not None:
+        found.add(token_id)
+    return frozenset(token_id for token_id in found if isinstance(token_id, int))

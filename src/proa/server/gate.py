@@ -1,0 +1,79 @@
+"""The outermost ASGI layer: request id, API key, length limit, and a last resort for errors."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import re
+import secrets
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from proa.server.errors import AuthenticationError, BodyTooLargeError, error_response
+from proa.server.sse import ClientGoneError
+
+__all__ = ["Gate"]
+
+logger = logging.getLogger("proa.server")
+
+# Liveness probes carry no secrets, and the answer tells nothing.
+_OPEN_PATHS = frozenset({"/livez"})
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+
+
+class Gate:
+    """Wraps the application. Every path but /livez needs the key, known or not: nothing is open by being forgotten."""
+
+    def __init__(self, app: ASGIApp, *, api_key: str | None, max_body_bytes: int) -> None:
+        self._app = app
+        self._api_key = api_key.encode() if api_key else None
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        request_id = _request_id(headers)
+        scope.setdefault("state", {})["request_id"] = request_id.decode()
+        started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                message = {**message, "headers": [*message.get("headers", []), (b"x-request-id", request_id)]}
+            await send(message)
+
+        try:
+            self._check(scope["path"], headers)
+            await self._app(scope, receive, send_with_id)
+        except ClientGoneError:
+            logger.debug("client gone before the answer")
+        except Exception as error:
+            if not isinstance(error, AuthenticationError | BodyTooLargeError):
+                logger.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
+            if not started:
+                await error_response(error)(scope, receive, send_with_id)
+
+    def _check(self, path: str, headers: dict[bytes, bytes]) -> None:
+        if self._api_key is not None and path not in _OPEN_PATHS and not self._is_authorized(headers):
+            raise AuthenticationError
+        length = headers.get(b"content-length", b"")
+        if length.isdigit() and (len(length) > 18 or int(length) > self._max_body_bytes):
+            raise BodyTooLargeError(self._max_body_bytes)
+
+    def _is_authorized(self, headers: dict[bytes, bytes]) -> bool:
+        assert self._api_key is not None
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        offered = token.strip() if scheme.lower() == b"bearer" else b""
+        # Both are always compared, so that the time tells nothing.
+        by_bearer = hmac.compare_digest(offered, self._api_key)
+        by_header = hmac.compare_digest(headers.get(b"x-api-key", b""), self._api_key)
+        return by_bearer or by_header
+
+
+def _request_id(headers: dict[bytes, bytes]) -> bytes:
+    given = headers.get(b"x-request-id", b"")
+    return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16).encode()

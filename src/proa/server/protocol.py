@@ -1,0 +1,344 @@
+"""Request bodies of the OpenAI-compatible routes: types, ranges and limits.
+
+Numbers are strict (`true` and `"1"` are no numbers, NaN and infinity are refused). Unknown fields are ignored; fields
+that would be dangerous are refused, and so are fields whose silent loss would change the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+
+from proa.core.errors import UserError
+
+__all__ = [
+    "AbortRequest",
+    "ChatCompletionRequest",
+    "CompletionRequest",
+    "DetokenizeRequest",
+    "GenerationRequest",
+    "Message",
+    "StreamOptions",
+    "TokenizeRequest",
+]
+
+MAX_CHOICES = 128
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 1024
+MAX_STOP_TOKENS = 128
+MAX_LOGIT_BIAS = 1024
+MAX_TOP_LOGPROBS = 20
+MAX_TOKEN_ID = 2**31 - 1
+MAX_MESSAGES = 10_000
+MAX_TEMPLATE_VARIABLES = 32
+
+_FORBIDDEN = ("prompt_embeds", "custom_logit_processor", "logits_processors", "lora_path", "chat_template")
+_UNSUPPORTED = (
+    "suffix", "prompt_logprobs", "functions", "audio", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+    "structured_outputs", "json_schema", "regex", "ebnf", "bad_words", "allowed_token_ids", "beam_width",
+)  # fmt: skip
+
+
+def _no_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("text without NUL characters")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_no_nul)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Integer = Annotated[int, Field(strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
+TokenId = Annotated[int, Field(strict=True, ge=0, le=MAX_TOKEN_ID)]
+Name = Annotated[str, StringConstraints(max_length=1024)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True, str_strip_whitespace=False, hide_input_in_errors=True)
+
+
+class StreamOptions(_Model):
+    """When the usage is sent in a stream."""
+
+    include_usage: Flag = False
+    continuous_usage_stats: Flag = False
+
+
+class GenerationRequest(_Model):
+    """What chat completions and completions share."""
+
+    # Kept only to refuse what must not be ignored.
+    model_config = ConfigDict(extra="allow", frozen=True, hide_input_in_errors=True)
+
+    model: Name | None = None
+    stream: Flag | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[Integer, Field(ge=1, le=MAX_CHOICES)] | None = None
+    best_of: Annotated[Integer, Field(ge=1, le=MAX_CHOICES)] | None = None
+    max_tokens: Annotated[Integer, Field(ge=1, le=MAX_TOKEN_ID)] | None = None
+    min_tokens: Annotated[Integer, Field(ge=0, le=MAX_TOKEN_ID)] | None = None
+    temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[Integer, Field(ge=-1, le=MAX_TOKEN_ID)] | None = None
+    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[Number, Field(gt=0, le=100)] | None = None
+    seed: Annotated[Integer, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS)] | None = None
+    ignore_eos: Flag | None = None
+    logit_bias: dict[str, Annotated[Number, Field(ge=-100, le=100)]] | None = None
+    skip_special_tokens: Flag | None = None
+    include_stop_str_in_output: Flag | None = None
+    user: Name | None = None
+    rid: Name | None = None
+
+    @field_validator("stop")
+    @classmethod
+    def _check_stop(cls, value: str | list[str] | None) -> str | list[str] | None:
+        stops = [value] if isinstance(value, str) else value or []
+        if len(stops) > MAX_STOPS:
+            raise ValueError(f"at most {MAX_STOPS} stop strings")
+        if not all(0 < len(stop) <= MAX_STOP_CHARACTERS for stop in stops):
+            raise ValueError(f"stop strings of 1 to {MAX_STOP_CHARACTERS} characters")
+        return value
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _check_logit_bias(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        if value is not None and len(value) > MAX_LOGIT_BIAS:
+            raise ValueError(f"at most {MAX_LOGIT_BIAS} entries")
+        if value is not None and not all(key.isascii() and key.isdigit() and len(key) <= 10 for key in value):
+            raise ValueError("token ids as keys")
+        return value
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        extra = self.model_extra or {}
+        for field in _FORBIDDEN:
+            if extra.get(field) is not None:
+                raise UserError(
+                    field, "no such field", "one", "remove it: it is never accepted", code="forbidden_field"
+                )
+        for field in _UNSUPPORTED:
+            if extra.get(field) not in (None, "", [], {}):
+                raise _unsupported(field)
+        if _kind_of(extra.get("response_format")) not in (None, "text"):
+            raise _unsupported("response_format")
+        if self.best_of is not None and self.best_of > (self.n or 1):
+            raise _unsupported("best_of")
+        if self.stream_options is not None and not self.stream:
+            raise UserError("stream_options", "stream: true beside it", "stream off")
+        if self.min_tokens is not None and self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise UserError("min_tokens", f"at most max_tokens ({self.max_tokens})", self.min_tokens)
+        return self
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Stop strings as a tuple."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+
+def _unsupported(field: str) -> UserError:
+    return UserError(field, "a field this server has", "one it does not", "remove it", code="unsupported_parameter")
+
+
+def _kind_of(value: Any) -> Any:
+    return value.get("type") if isinstance(value, dict) else value
+
+
+class TextPart(_Model):
+    """A part of a message's content; only text is there yet."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class FunctionCall(_Model):
+    """The function of a call in the history."""
+
+    name: Annotated[Text, StringConstraints(max_length=1024)]
+    arguments: Text = ""
+
+
+class ToolCall(_Model):
+    """A call in the history."""
+
+    id: Name = ""
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(_Model):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Text | list[TextPart] | None = None
+    name: Annotated[Text, StringConstraints(max_length=1024)] | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: Annotated[Text, StringConstraints(max_length=1024)] | None = None
+    reasoning: Text | None = None
+    reasoning_content: Text | None = None
+
+    @model_validator(mode="after")
+    def _check_content(self) -> Self:
+        if self.content is None and not (self.role == "assistant" and (self.tool_calls or self._thought)):
+            raise ValueError("a message with content")
+        return self
+
+    @property
+    def _thought(self) -> str | None:
+        return self.reasoning_content if self.reasoning_content is not None else self.reasoning
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates expect it."""
+        message = self.model_dump(exclude_none=True)
+        message.setdefault("content", "")
+        if (thought := self._thought) is not None:
+            message["reasoning"] = message["reasoning_content"] = thought
+        return message
+
+
+TemplateVariables = dict[Name, bool | int | float | Annotated[Text, StringConstraints(max_length=10_000)] | None]
+
+
+def _check_template_variables(value: dict[str, Any] | None) -> dict[str, Any] | None:
+    if value is not None and len(value) > MAX_TEMPLATE_VARIABLES:
+        raise ValueError(f"at most {MAX_TEMPLATE_VARIABLES} variables")
+    return value
+
+
+class _Conversation(_Model):
+    """Messages and how they are rendered."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    add_generation_prompt: Flag | None = None
+    continue_final_message: Flag = False
+    chat_template_kwargs: Annotated[TemplateVariables, AfterValidator(_check_template_variables)] | None = None
+
+    @model_validator(mode="after")
+    def _check_end(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise UserError("continue_final_message", "add_generation_prompt: false beside it", "both")
+        return self
+
+    @property
+    def generation_prompt(self) -> bool:
+        """Whether the prompt ends with the beginning of an assistant turn."""
+        return not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
+
+
+class ChatCompletionRequest(GenerationRequest, _Conversation):
+    """POST /v1/chat/completions."""
+
+    model_config = GenerationRequest.model_config
+
+    max_completion_tokens: Annotated[Integer, Field(ge=1, le=MAX_TOKEN_ID)] | None = None
+    logprobs: Flag | None = None
+    top_logprobs: Annotated[Integer, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+    @model_validator(mode="after")
+    def _check_chat(self) -> Self:
+        extra = self.model_extra or {}
+        if extra.get("tools") and extra.get("tool_choice") != "none":
+            raise _unsupported("tools")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise UserError("top_logprobs", "logprobs: true beside it", "logprobs off")
+        return self
+
+    @property
+    def max_new_tokens(self) -> int | None:
+        """The limit of the answer, None without one."""
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives per token; None without log-probabilities."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+Prompt = Text | list[TokenId] | list[Text] | list[list[TokenId]]
+
+
+class CompletionRequest(GenerationRequest):
+    """POST /v1/completions."""
+
+    prompt: Prompt
+    echo: Flag = False
+    add_special_tokens: Flag = True
+    logprobs: Annotated[Integer, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+    @model_validator(mode="after")
+    def _check_completion(self) -> Self:
+        if not self.prompt:
+            raise UserError("prompt", "a prompt that is not empty", "an empty one")
+        if len(self.prompts) * (self.n or 1) > MAX_CHOICES:
+            raise UserError("prompt", f"at most {MAX_CHOICES} prompts times n", len(self.prompts) * (self.n or 1))
+        if self.echo and self.logprobs is not None:
+            raise UserError("echo", "no logprobs beside it", "both", "prompt log-probabilities are not there")
+        return self
+
+    @property
+    def prompts(self) -> Sequence[str | list[int]]:
+        """The prompts, each text or token ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [self.prompt]  # type: ignore[list-item]
+        return self.prompt  # type: ignore[return-value]
+
+
+class TokenizeRequest(_Model):
+    """POST /tokenize: either `prompt` (llama.cpp: `content`) or `messages`."""
+
+    model: Name | None = None
+    prompt: Text | None = None
+    content: Text | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    add_special_tokens: Flag = True
+    add_generation_prompt: Flag | None = None
+    continue_final_message: Flag = False
+    chat_template_kwargs: Annotated[TemplateVariables, AfterValidator(_check_template_variables)] | None = None
+    return_token_strs: Flag = False
+
+    @model_validator(mode="after")
+    def _check_source(self) -> Self:
+        given = [value for value in (self.prompt, self.content, self.messages) if value is not None]
+        if len(given) != 1:
+            raise UserError("prompt", "exactly one of prompt, content and messages", len(given))
+        return self
+
+    @property
+    def text(self) -> str:
+        """The text to tokenize when there are no messages."""
+        return self.prompt if self.prompt is not None else self.content or ""
+
+    @property
+    def conversation(self) -> _Conversation | None:
+        """The messages to render and tokenize."""
+        if self.messages is None:
+            return None
+        return _Conversation.model_construct(
+            messages=self.messages,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            chat_template_kwargs=self.chat_template_kwargs,
+        )
+
+
+class DetokenizeRequest(_Model):
+    """POST /detokenize."""
+
+    model: Name | None = None
+    tokens: Annotated[list[TokenId], Field(max_length=4_000_000)]
+    skip_special_tokens: Flag = False
+
+
+class AbortRequest(_Model):
+    """POST /abort_request: `rid` is a response id, the request's `rid` or its X-Request-Id."""
+
+    rid: Name = ""
+    abort_all: Flag = False

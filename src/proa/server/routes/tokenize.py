@@ -1,0 +1,52 @@
+"""POST /tokenize and /detokenize (also under /v1)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from proa.core.errors import UserError
+from proa.server.protocol import DetokenizeRequest, TokenizeRequest
+from proa.server.request_body import parse_body, services_of
+
+__all__ = ["router"]
+
+router = APIRouter()
+
+
+@router.post("/tokenize")
+@router.post("/v1/tokenize")
+async def tokenize(request: Request) -> dict[str, Any]:
+    """Token ids of a text or a conversation, as generation would see them."""
+    services = services_of(request)
+    body = await parse_body(request, TokenizeRequest)
+    services.check_model(body.model)
+    frontend = services.frontend
+    if (conversation := body.conversation) is not None:
+        tokens = await frontend.encode_chat(conversation, max_tokens=None)
+    else:
+        tokens = await frontend.encode_text(body.text, max_tokens=None, add_special_tokens=body.add_special_tokens)
+    ready = services.client.ready
+    answer: dict[str, Any] = {
+        "tokens": tokens,
+        "count": len(tokens),
+        "max_model_len": ready.max_model_len if ready is not None else None,
+    }
+    if body.return_token_strs:
+        answer["token_strs"] = [frontend.tokenizer.token_text(token_id) for token_id in tokens]
+    return answer
+
+
+@router.post("/detokenize")
+@router.post("/v1/detokenize")
+async def detokenize(request: Request) -> dict[str, str]:
+    """The text of token ids."""
+    services = services_of(request)
+    body = await parse_body(request, DetokenizeRequest)
+    services.check_model(body.model)
+    vocab_size = services.frontend.tokenizer.vocab_size
+    if body.tokens and (largest := max(body.tokens)) >= vocab_size:
+        raise UserError("tokens", f"token ids below {vocab_size}", largest)
+    text = await services.frontend.decode(body.tokens, skip_special_tokens=body.skip_special_tokens)
+    return {"prompt": text}

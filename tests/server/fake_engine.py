@@ -1,0 +1,161 @@
+"""An engine process without a model: the real messages over the real sockets, deterministic tokens, faults on demand.
+
+Reads its JSON configuration on stdin like `python -m proa.engine`. Tokens of an answer are `script` (token ids, repeated)
+when given, else the prompt's own ids in turn, so that a test can say what will be generated. Every event that tests ask
+about (started, aborted) is appended to the file `journal`, one JSON object a line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+
+from proa.ipc.messages import (
+    Abort,
+    EngineStats,
+    Fatal,
+    FlushCache,
+    Flushed,
+    Generate,
+    Loading,
+    Ready,
+    Shutdown,
+    StepOutput,
+    TokenLogprob,
+    TokenOutput,
+)
+from proa.ipc.transport import EngineAddresses, EngineEndpoint
+
+
+class FakeEngine:
+    def __init__(self, config: dict) -> None:
+        self.config = config
+        self.endpoint = EngineEndpoint(EngineAddresses(config["to_engine"], config["from_engine"]))
+        self.step_seconds = config.get("step_seconds", 0.002)
+        self.max_running = config.get("max_running_requests", 8)
+        self.script: list[int] = config.get("script") or []
+        self.running: dict[str, dict] = {}
+        self.waiting: list[Generate] = []
+        self.totals = {"prompt_tokens": 0, "generation_tokens": 0, "prefix_hit_tokens": 0, "aborted": 0}
+        self.done = False
+
+    def journal(self, **event) -> None:
+        if path := self.config.get("journal"):
+            with open(path, "a", encoding="utf-8") as file:  # noqa: PTH123
+                file.write(json.dumps({"time": time.time(), "pid": os.getpid(), **event}) + "\n")
+
+    def start(self) -> bool:
+        self.journal(event="started")
+        fault = self.config.get("start_fault")
+        if fault == "user":
+            self.endpoint.send(Fatal("[config] expected a good model, got a bad one.", user=True))
+            return False
+        if fault == "crash":
+            os.kill(os.getpid(), signal.SIGKILL)
+        total = 1000
+        for done in (0, total // 2, total):
+            self.endpoint.send(Loading(done, total))
+            time.sleep(self.config.get("load_seconds", 0.0) / 3)
+        self.endpoint.send(
+            Ready(
+                max_model_len=self.config.get("max_model_len", 4096),
+                kv_tokens_total=65536,
+                max_running_requests=self.max_running,
+                vocab_size=self.config.get("vocab_size", 640),
+                load_seconds=0.01,
+                weight_bytes=total,
+                info={"engine": "fake"},
+            )
+        )
+        return True
+
+    def take(self, message) -> None:
+        match message:
+            case Generate():
+                self.journal(
+                    event="generate", rid=message.rid, sampling=repr(message.sampling), n=len(message.token_ids)
+                )
+                self.waiting.append(message)
+            case Abort():
+                self.journal(event="abort", rid=message.rid, known=message.rid in self.running)
+                self.totals["aborted"] += 1
+                self.running.pop(message.rid, None)
+                self.waiting = [request for request in self.waiting if request.rid != message.rid]
+            case FlushCache():
+                self.endpoint.send(Flushed(message.id, ok=not self.running))
+            case Shutdown():
+                self.done = True
+
+    def step(self) -> list[TokenOutput]:
+        while self.waiting and len(self.running) < self.max_running:
+            request = self.waiting.pop(0)
+            self.running[request.rid] = {"request": request, "count": 0}
+            self.totals["prompt_tokens"] += len(request.token_ids)
+        outputs = []
+        for rid, state in list(self.running.items()):
+            outputs.append(self.advance(rid, state))
+        return outputs
+
+    def advance(self, rid: str, state: dict) -> TokenOutput:
+        request, count = state["request"], state["count"]
+        sampling = request.sampling
+        choice = int(rid.rsplit(".", 1)[-1]) if "." in rid else 0
+        source = self.script or request.token_ids
+        token = source[(count + choice) % len(source)]
+        state["count"] = count + 1
+        self.totals["generation_tokens"] += 1
+        finish, matched = None, None
+        if token in sampling.stop_token_ids and count + 1 > sampling.min_tokens:
+            finish, matched = "stop", token
+        elif count + 1 >= sampling.max_tokens:
+            finish = "length"
+        error = ""
+        if self.config.get("error_after") is not None and count + 1 >= self.config["error_after"]:
+            finish, error = "error", "injected failure"
+        logprobs = None
+        if sampling.logprobs is not None:
+            top = [((token + offset) % 600, -0.5 - offset) for offset in range(sampling.logprobs)]
+            logprobs = [TokenLogprob(token, -0.5, top)]
+        if finish is not None:
+            del self.running[rid]
+        cached = min(len(request.token_ids) - 1, 3)
+        return TokenOutput(
+            rid=rid, token_ids=[token], logprobs=logprobs, finish_reason=finish, matched_stop=matched, error=error,
+            cached_tokens=cached if count == 0 else 0,
+        )  # fmt: skip
+
+    def stats(self) -> EngineStats:
+        used = sum(len(state["request"].token_ids) + state["count"] for state in self.running.values())
+        return EngineStats(
+            num_running=len(self.running), num_queued=len(self.waiting), kv_tokens_used=used, kv_tokens_total=65536,
+            expert_bytes_read=self.totals["generation_tokens"] * 1000, expert_ms=self.totals["generation_tokens"] * 0.1,
+            step_ms=1.0, **self.totals,
+        )  # fmt: skip
+
+    def loop(self) -> None:
+        heartbeat = time.monotonic()
+        while not self.done:
+            busy = bool(self.running or self.waiting)
+            self.endpoint.poll(0.0 if busy else 0.05)
+            for message in self.endpoint.receive():
+                self.take(message)
+            outputs = self.step()
+            if outputs or time.monotonic() - heartbeat > 0.2:
+                heartbeat = time.monotonic()
+                self.endpoint.send(StepOutput(outputs, self.stats()))
+            if outputs:
+                time.sleep(self.step_seconds)
+
+
+def main() -> None:
+    engine = FakeEngine(json.loads(sys.stdin.buffer.read()))
+    if engine.start():
+        engine.loop()
+    engine.endpoint.close()
+
+
+if __name__ == "__main__":
+    main()
