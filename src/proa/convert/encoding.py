@@ -13,6 +13,8 @@ from proa.weights.quantize import quantize_fp8_block128, quantize_int4_g32
 
 __all__ = ["FORMATS", "encode", "quantization_config"]
 
+_CHUNK_ROWS = 4096
+
 FORMATS = ("bf16", "f32", "int4_g32", "fp8_block128")
 
 _FP8_QUANTIZATION: dict[str, Any] = {
@@ -53,7 +55,11 @@ def encode(weight: np.ndarray, to: str) -> RawLinear:
         return RawLinear("f32", out_features, in_features, weight, None)
     if to == "bf16":
         return RawLinear("bf16", out_features, in_features, bf16_from_f32(weight), None)
-    return quantize_int4_g32(weight) if to == "int4_g32" else quantize_fp8_block128(weight)
+    quantize = quantize_int4_g32 if to == "int4_g32" else quantize_fp8_block128
+    # Blocks end on multiples of _CHUNK_ROWS rows, so the parts are those of the whole, at a fraction of the memory.
+    parts = [quantize(weight[begin : begin + _CHUNK_ROWS]) for begin in range(0, out_features, _CHUNK_ROWS)]
+    scales = np.concatenate([part.scales for part in parts if part.scales is not None])
+    return RawLinear(to, out_features, in_features, np.concatenate([part.data for part in parts]), scales)
 
 
 def quantization_config(to: str, ignore: Sequence[str]) -> dict[str, Any] | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import numpy as np
 from proa.core.errors import CheckpointError
 from proa.weights.json_file import read_json_object
 from proa.weights.quantization import check_quantization
+from proa.weights.read_ahead import ReadAhead, ReadRange
 from proa.weights.safetensors import SafetensorsFile
 
 __all__ = ["Checkpoint", "RawTensor"]
@@ -22,9 +25,12 @@ logger = logging.getLogger("proa.weights")
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 MAX_CONFIG_BYTES = 16 << 20
+RELEASE_BYTES = 256 << 20
 
 # Multimodal wrappers (Kimi K2.5 and later) store the language model below this prefix.
 WRAPPER_PREFIX = "language_model."
+
+_LAYER = re.compile(r"\blayers\.([0-9]{1,9})\.")
 
 UNSAFE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"})
 
@@ -50,6 +56,8 @@ class Checkpoint:
         self.config = config
         self._files = files
         self._locations = _locate(files)
+        self._released_bytes = 0
+        self._read_ahead: ReadAhead | None = None
 
     @classmethod
     def open(cls, path: str | Path) -> Checkpoint:
@@ -86,6 +94,8 @@ class Checkpoint:
     def tensor(self, name: str) -> RawTensor:
         """The stored tensor. CheckpointError when the checkpoint lacks it."""
         file, stored = self._location(name)
+        if self._read_ahead is not None:
+            self._read_ahead.reached(name)
         entry = file.entries[stored]
         return RawTensor(name, entry.dtype, entry.shape, file.array(stored))
 
@@ -99,11 +109,41 @@ class Checkpoint:
         file, stored = self._location(name)
         return f"{file.path}: {stored}"
 
+    @contextmanager
+    def read_ahead(self, window_bytes: int = 1 << 30) -> Iterator[None]:
+        """While a loader reads tensors layer by layer, fault in up to `window_bytes` of what comes next.
+
+        Memory grows by little more than the window as long as the loader calls `release`.
+        """
+        names = sorted(self._locations, key=self._read_order)
+        with ReadAhead([ReadRange(name, self._stored_bytes(name)) for name in names], window_bytes) as read_ahead:
+            self._read_ahead = read_ahead
+            try:
+                yield
+            finally:
+                self._read_ahead = None
+
     def release(self, name: str) -> None:
-        """Drop the tensor's pages from this process once it is copied; it stays readable."""
+        """The tensor is copied: its pages may leave this process. It stays readable."""
+        # Whole files and not single tensors: the kernel maps neighbours along with what is read, so the pages of a
+        # released tensor come back when the one beside it is read.
+        self._released_bytes += self.nbytes(name)
+        if self._released_bytes >= RELEASE_BYTES:
+            self._released_bytes = 0
+            for file in self._files:
+                file.release_pages()
+
+    def _stored_bytes(self, name: str) -> np.ndarray:
         file, stored = self._location(name)
-        entry = file.entries[stored]
-        file.release_pages(entry.begin, entry.end)
+        return file.stored_bytes(stored)
+
+    def _read_order(self, name: str) -> tuple[int, str, int]:
+        """Embedding, then layer after layer, then what follows the layers; within each as the files lie."""
+        layer = _LAYER.search(name)
+        before_or_after = -1 if "embed" in name else 1 << 62
+        stage = int(layer[1]) if layer else before_or_after
+        file, stored = self._location(name)
+        return stage, file.path.name, file.entries[stored].begin
 
     def _location(self, name: str) -> tuple[SafetensorsFile, str]:
         try:

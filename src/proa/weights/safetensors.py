@@ -97,12 +97,14 @@ class SafetensorsFile:
             flat = flat.copy()
         return flat.reshape(entry.shape)
 
-    def release_pages(self, begin: int, end: int) -> None:
-        """Unmap the whole pages inside `[begin, end)` from this process; reading them again faults them back in."""
-        first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
-        last = end // mmap.PAGESIZE * mmap.PAGESIZE
-        if last > first:
-            self._mapping.madvise(mmap.MADV_DONTNEED, first, last - first)
+    def stored_bytes(self, name: str) -> np.ndarray:
+        """The tensor's bytes as a uint8 view `[nbytes]` of the mapping."""
+        entry = self.entries[name]
+        return np.frombuffer(self._mapping, np.uint8, entry.nbytes, entry.begin)
+
+    def release_pages(self) -> None:
+        """Unmap all pages from this process; reading them again faults them back in, mostly from the page cache."""
+        self._mapping.madvise(mmap.MADV_DONTNEED)
 
 
 _REDOWNLOAD = "download the file again"
