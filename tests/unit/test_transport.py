@@ -83,10 +83,12 @@ def test_directory_must_be_private_and_short(tmp_path: Path) -> None:
 
 
 def test_closing_removes_socket_files(addresses: EngineAddresses) -> None:
-    async def scenario() -> None:
-        client = ClientEndpoint(addresses)
-        assert Path(addresses.to_engine.removeprefix("ipc://")).is_socket()
-        client.close()
+    path = Path(addresses.to_engine.removeprefix("ipc://"))
 
-    asyncio.run(scenario())
-    assert not Path(addresses.to_engine.removeprefix("ipc://")).exists()
+    async def scenario() -> tuple[bool, bool]:
+        client = ClientEndpoint(addresses)
+        was_there = await asyncio.to_thread(path.is_socket)
+        client.close()
+        return was_there, await asyncio.to_thread(path.exists)
+
+    assert asyncio.run(scenario()) == (True, False)

@@ -14,7 +14,7 @@ __all__ = ["EngineConfig"]
 _Positive = Annotated[int, Meta(ge=1)]
 
 
-class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`None` means: chosen by the engine from the model and the machine, and reported in `Ready.info`.
 
     to_engine, from_engine: ZMQ addresses (`ipc://...`) bound by the API process.

@@ -159,8 +159,8 @@ class Engine:
         """
         try:
             return _with_logits(chunks, self._runner.forward(chunks))
-        except Exception:
-            logger.exception("a forward of %d sequences failed, running them one by one", len(chunks))
+        except Exception as error:  # noqa: BLE001
+            logger.warning("a forward of %d sequences failed, running them one by one: %s", len(chunks), error)
         computed: list[_Computed] = []
         for chunk in chunks:
             try:

@@ -77,30 +77,29 @@ def largest(values: _Row, count: int) -> NDArray[np.int64]:
 
 def _sample(logits: _Row, peak: np.float32, params: SamplingParams, number: float) -> int:
     """Token at which the running sum of the probabilities left by min_p, top_k and top_p passes `number` in [0, 1)."""
-    temperature = np.float32(params.temperature)
-    limited = 0 < params.top_k < logits.size or params.min_p > 0.0
-    if not limited and params.top_p >= 1.0:
-        return _pick(_softmax(logits, peak, temperature), number)
-    mass = None if limited else params.top_p * float(_softmax(logits, peak, temperature).sum())
-    values, weights = _candidates(logits, peak, params, mass)
+    if params.top_p >= 1.0 and params.top_k <= 0 and params.min_p <= 0.0:
+        return _pick(_softmax(logits, peak, params), number)
+    values, weights = _candidates(logits, peak, params)
     rank = _pick(weights, number)
     same = np.flatnonzero(logits == values[rank])
     return int(same[rank - np.count_nonzero(values > values[rank])])
 
 
-def _candidates(logits: _Row, peak: np.float32, params: SamplingParams, mass: float | None) -> tuple[_Row, _Row]:
+def _candidates(logits: _Row, peak: np.float32, params: SamplingParams) -> tuple[_Row, _Row]:
     """Logits and weights of the tokens min_p, top_k and top_p leave, largest first.
 
-    `mass` is top_p of all weights, or None when min_p or top_k come first and top_p is of what they leave.
     Sorting a few thousand of the largest logits suffices unless the distribution is flat. Among equal logits at the
     end, lower token ids are the ones kept: `_sample` counts them from the lowest.
     """
     size = logits.size
+    limited = 0 < params.top_k < size or params.min_p > 0.0
+    # top_p is of what min_p and top_k leave; without them, of everything.
+    mass = None if limited or params.top_p >= 1.0 else params.top_p * float(_softmax(logits, peak, params).sum())
     count = min(params.top_k if params.top_k > 0 else _FIRST_CANDIDATES, size)
     while True:
         some = logits if count == size else np.partition(logits, size - count)[size - count :]
         values = np.ascontiguousarray(np.sort(some)[::-1])
-        weights = _softmax(values, peak, np.float32(params.temperature))
+        weights = _softmax(values, peak, params)
         # The peak's own weight is exactly 1, so min_p is a bound on the weights.
         kept = int(np.count_nonzero(weights >= np.float32(params.min_p)))
         complete = count in (size, params.top_k) or (params.min_p > 0.0 and kept < count)
@@ -114,12 +113,12 @@ def _candidates(logits: _Row, peak: np.float32, params: SamplingParams, mass: fl
         count = size
 
 
-def _softmax(logits: _Row, peak: np.float32, temperature: np.float32) -> _Row:
-    """Softmax without its normalization: 1 at the peak."""
-    weights: _Row = logits - peak
+def _softmax(logits: _Row, peak: np.float32, params: SamplingParams) -> _Row:
+    """Softmax without its normalization: 1 at the peak. Differences too large for float32 become a weight of 0."""
     with np.errstate(over="ignore", under="ignore"):
-        if temperature != 1.0:
-            weights /= temperature
+        weights: _Row = logits - peak
+        if params.temperature != 1.0:
+            weights /= np.float32(params.temperature)
         return np.exp(weights, out=weights)
 
 
@@ -162,7 +161,7 @@ def _chunk_sums(weights: _Row) -> NDArray[np.float64]:
 
 def _logprob(logits: _Row, token: int, num_top: int) -> TokenLogprob:
     peak = logits.max()
-    with np.errstate(under="ignore"):
+    with np.errstate(over="ignore", under="ignore"):
         normalizer = float(peak) + float(np.log(np.exp(logits - peak).sum(dtype=np.float64)))
     top = [(int(i), float(logits[i]) - normalizer) for i in largest(logits, num_top)]
     return TokenLogprob(token, float(logits[token]) - normalizer, top)

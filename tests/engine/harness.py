@@ -1,0 +1,74 @@
+"""An engine around the fake model, in this process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from fake_model import LAYOUT, FakeModel
+
+from proa.core.sampling_params import SamplingParams
+from proa.engine.build import LoadedModel, build_engine
+from proa.engine.config import EngineConfig
+from proa.engine.engine import Engine
+from proa.engine.kv_plan import KVPlan
+from proa.ipc.messages import Generate, TokenLogprob
+
+EOS = 2
+
+
+@dataclass
+class Result:
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: str | None = None
+    matched_stop: int | None = None
+    cached_tokens: int = 0
+    error: str = ""
+
+
+class Harness:
+    def __init__(self, *, num_blocks: int = 64, max_model_len: int = 512, **config: Any) -> None:
+        settings = {"block_size": 4, "max_running_requests": 8, "chunked_prefill_size": 32, **config}
+        self.config = EngineConfig(model_path="", to_engine="", from_engine="", **settings)
+        self.model = FakeModel()
+        plan = KVPlan(
+            num_blocks=num_blocks,
+            block_size=self.config.block_size,
+            dtype="float32",
+            max_model_len=min(max_model_len, num_blocks * self.config.block_size),
+            notes={},
+        )
+        self.engine: Engine = build_engine(self.config, LoadedModel(self.model, LAYOUT, plan, (EOS,)))
+        self.results: dict[str, Result] = {}
+
+    def submit(self, rid: str, prompt: list[int], *, group: str = "", **sampling: Any) -> None:
+        params = SamplingParams(**{"temperature": 0.0, "ignore_eos": True, **sampling})
+        self.results[rid] = Result()
+        self.engine.submit(Generate(rid=rid, token_ids=prompt, sampling=params, group=group))
+
+    def step(self) -> None:
+        for output in self.engine.step().outputs:
+            result = self.results[output.rid]
+            assert result.finish_reason is None, f"{output.rid} got an output after its end"
+            result.tokens += output.token_ids
+            result.logprobs += output.logprobs or []
+            result.finish_reason = output.finish_reason
+            result.matched_stop = output.matched_stop
+            result.cached_tokens = output.cached_tokens
+            result.error = output.error
+
+    def run(self, *, max_steps: int = 5000) -> None:
+        """Step until everything has ended, and check that no block is lost."""
+        for _ in range(max_steps):
+            if not self.engine.has_work:
+                break
+            self.step()
+        assert not self.engine.has_work, f"unfinished after {max_steps} steps"
+        assert all(result.finish_reason for result in self.results.values())
+        self.engine.check_integrity()
+
+    def generate(self, prompt: list[int], rid: str = "only", **sampling: Any) -> Result:
+        self.submit(rid, prompt, **sampling)
+        self.run()
+        return self.results[rid]
