@@ -66,7 +66,7 @@ flags: $(VENV)/.built
 	$(PY) scripts/gen_flags.py
 
 bench: $(VENV)/.dev $(VENV)/.built
-	$(PY) benchmarks/serving/demo.py
+	$(PY) benchmarks/serving/speed.py
 
 # llama-benchy brings 300 MB of its own: a virtual environment of its own, made on demand.
 bench-benchy: $(VENV)/.built $(VENV)/.benchy

@@ -7,24 +7,21 @@ import sys
 from proa.cli import console
 from proa.cli.serve import run
 from proa.cli.sglang_flags import parse
-from proa.core.errors import ConfigError, ProaError, UnsupportedError
+from proa.core.errors import ProaError
 
 __all__ = ["main"]
 
 
 def main() -> int:
-    """Exit status: 0 after SIGTERM, 1 when serving failed, 2 for a wrong command line."""
+    """Exit status: 0 after SIGTERM, else that of `console.exit_status`."""
     try:
         launch = parse(sys.argv[1:])
         for note in launch.notes:
             console.err.print(f"note: {note}", markup=False, soft_wrap=True)
         run(launch.model, launch.values)
-    except (ConfigError, UnsupportedError) as error:
-        console.error(str(error))
-        return 2
-    except ProaError as error:
-        console.error(str(error))
-        return 1
+    except ProaError as failure:
+        console.error(str(failure))
+        return console.exit_status(failure)
     return 0
 
 

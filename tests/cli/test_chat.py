@@ -27,7 +27,7 @@ def test_one_shot_prints_the_answer_and_its_speed(fake_endpoint):
         {"role": "user", "content": "Capital of France?"},
     ]
     assert request["model"] == "fake-model"
-    assert request["temperature"] == 0.0
+    assert "temperature" not in request, "the server's default, unless the user names one"
 
 
 def test_reasoning_is_dimmed_and_apart_from_the_answer(fake_endpoint, monkeypatch):
@@ -81,6 +81,11 @@ def test_ctrl_c_stops_the_answer_and_keeps_what_came(fake_endpoint, monkeypatch)
         answer = conversation.ask(client, "?")
     assert answer.finish_reason == "Ctrl-C"
     assert conversation.messages[-1] == {"role": "assistant", "content": "Pa"}
+
+
+def test_a_temperature_goes_along(fake_endpoint):
+    runner.invoke(app, ["chat", fake_endpoint.url, "--prompt", "?", "-t", "0.5"])
+    assert fake_endpoint.requests[0]["temperature"] == 0.5
 
 
 def test_the_key_goes_along(fake_endpoint, monkeypatch):

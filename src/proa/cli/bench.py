@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import math
 from pathlib import Path
@@ -28,7 +29,6 @@ def _bench() -> None:
     """A callback makes typer keep `serve` as a word of its own although it is the only command so far."""
 
 
-@app.command()
 def serve(
     url: Annotated[str | None, typer.Option(help="Server; default PROA_BASE_URL, else http://127.0.0.1:8000.")] = None,
     model: Annotated[str | None, typer.Option(help="Model name; default the server's first.")] = None,
@@ -36,7 +36,7 @@ def serve(
     random_input_len: Annotated[int, typer.Option(min=1, help="Prompt tokens per request.")] = 1024,
     random_output_len: Annotated[int, typer.Option(min=1, help="Tokens to generate per request.")] = 128,
     random_range_ratio: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Lengths are uniform in [ratio * len, len]; 1 = all equal.")
+        float, typer.Option(min=0.0, max=1.0, help="Lengths are uniform from ratio * length to length; 1 = all equal.")
     ] = 1.0,
     max_concurrency: Annotated[int | None, typer.Option(min=1, help="Requests in flight; default no limit.")] = None,
     request_rate: Annotated[
@@ -59,11 +59,11 @@ def serve(
 
     Examples:
 
-        proa bench serve --random-input-len 1024 --random-output-len 1         prefill
+        proa bench serve --random-input-len 1024 --random-output-len 1     # prefill
 
-        proa bench serve --random-input-len 10 --random-output-len 512         decode
+        proa bench serve --random-input-len 10 --random-output-len 512     # decode
 
-        proa bench serve --num-prompts 200 --request-rate 2 --max-concurrency 16 --json
+        proa bench serve --num-prompts 99 --request-rate 2 --max-concurrency 8
     """
     if not request_rate > 0:
         raise ConfigError("--request-rate", "a number above 0, or inf", request_rate)
@@ -99,6 +99,9 @@ def serve(
     if failures:
         console.error(f"{len(failures)} of {len(results)} requests failed; the first: {failures[0]}")
         raise typer.Exit(1)
+
+
+app.command("serve", help=console.help_text(inspect.getdoc(serve) or ""))(serve)
 
 
 def _vocab_size(client: httpx.Client, endpoint: Endpoint) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,11 +23,12 @@ __all__ = ["Answer", "Conversation", "register"]
 
 _HELP = "/clear forgets the conversation, /retry asks again, /quit leaves; Ctrl-C stops an answer, Ctrl-D leaves"
 _CONNECT_S = 10.0
+DEMO = "demo"
 
 
 def register(app: typer.Typer) -> None:
     """Add `chat` to the commands."""
-    app.command()(chat)
+    app.command(help=console.help_text(inspect.getdoc(chat) or ""))(chat)
 
 
 @dataclass(slots=True)
@@ -134,25 +136,26 @@ def _print_delta(delta: dict[str, Any], answer: Answer) -> None:
 
 
 @contextmanager
-def _endpoint_for(target: str | None, api_key: str | None) -> Iterator[Endpoint]:
+def _endpoint_for(target: str, api_key: str | None) -> Iterator[Endpoint]:
     """The endpoint at a URL, or that of a server started for a model directory."""
-    if target is None:
-        target = env.base_url() or "demo"
     if target.startswith(("http://", "https://")):
         yield Endpoint.parse(target, api_key)
         return
-    with local_server(target, api_key) as endpoint:
-        yield endpoint
+    with local_server(target, api_key) as server:
+        yield server.endpoint
 
 
 def chat(
     target: Annotated[
-        str | None, typer.Argument(metavar="[MODEL|URL|demo]", help="Model directory, server URL, or demo (default).")
+        str | None, typer.Argument(metavar="MODEL|URL|demo", help="Model directory, server URL, or demo (default).")
     ] = None,
     prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="Ask this one question and leave.")] = None,
     system: Annotated[str | None, typer.Option("--system", "-s", help="System prompt.")] = None,
     model: Annotated[str | None, typer.Option(help="Model name to ask for; default the server's first.")] = None,
-    temperature: Annotated[float, typer.Option("--temperature", "-t", min=0.0, help="0 is greedy.")] = 0.0,
+    temperature: Annotated[
+        float | None,
+        typer.Option("--temperature", "-t", min=0.0, help="0 is greedy; default what the server takes, 0 for demo."),
+    ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer in tokens.")] = 1024,
     api_key: Annotated[str | None, typer.Option(help="Key of the server; better in PROA_API_KEY.")] = None,
 ) -> None:
@@ -163,7 +166,7 @@ def chat(
 
     Examples:
 
-        proa chat                                            the demo model
+        proa chat                          # the demo model
 
         proa chat /models/Qwen3-30B-A3B
 
@@ -171,23 +174,26 @@ def chat(
 
         proa chat demo --prompt "What is the capital of France?"
     """
+    target = target or env.base_url() or DEMO
+    if temperature is None and target == DEMO:
+        temperature = 0.0  # a model this small wanders when it is sampled
+    sampling: dict[str, Any] = {"max_tokens": max_tokens}
+    if temperature is not None:
+        sampling["temperature"] = temperature
     with _endpoint_for(target, api_key or env.api_key()) as endpoint:
         timeout = httpx.Timeout(None, connect=_CONNECT_S)
         # The server is named by the user: a proxy from the environment must not come between.
         with httpx.Client(timeout=timeout, trust_env=False) as client:
-            conversation = Conversation(
-                endpoint,
-                model or endpoint.first_model(client),
-                {"temperature": temperature, "max_tokens": max_tokens},
-                [{"role": "system", "content": system}] if system else [],
-            )
-            if prompt is not None:
-                answer = conversation.ask(client, prompt)
-                console.err.print(f"[dim]{escape(answer.summary())}[/]")
-                if answer.finish_reason == "Ctrl-C":
-                    raise typer.Exit(130)
-            else:
+            name = model or endpoint.first_model(client)
+            turns = [{"role": "system", "content": system}] if system else []
+            conversation = Conversation(endpoint, name, sampling, turns)
+            if prompt is None:
                 _converse(conversation, client)
+                return
+            answer = conversation.ask(client, prompt)
+            console.err.print(f"[dim]{escape(answer.summary())}[/]")
+            if answer.finish_reason == "Ctrl-C":
+                raise typer.Exit(130)
 
 
 def _converse(conversation: Conversation, client: httpx.Client) -> None:

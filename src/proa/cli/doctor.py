@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,7 +38,7 @@ class Diagnosis:
 
 def register(app: typer.Typer) -> None:
     """Add `doctor` to the commands."""
-    app.command()(doctor)
+    app.command(help=console.help_text(inspect.getdoc(doctor) or ""))(doctor)
 
 
 def doctor(
@@ -57,7 +58,7 @@ def doctor(
 
         proa doctor --json | jq .read_gb_s
 
-        PROA_FORCE_ISA=avx2 proa doctor            what a machine without AVX-512 would run
+        PROA_FORCE_ISA=avx2 proa doctor    # as a machine without AVX-512
     """
     diagnosis = diagnose(measure=bandwidth)
     if json_output:
@@ -125,7 +126,9 @@ def _print(diagnosis: Diagnosis) -> None:
     for node in cpu["numa_nodes"]:
         table.add_row(f"NUMA node {node['id']}", f"{len(node['cpus'])} CPUs, {_size(node['mem_bytes'])}")
     table.add_row("RAM", f"{_size(diagnosis.ram_total_bytes)}, {_size(diagnosis.ram_available_bytes)} available")
-    table.add_row("Huge pages", ", ".join(f"{name} {value}" for name, value in cpu["huge_pages"].items()))
+    pages = cpu["huge_pages"]
+    sizes = f"{_size(pages['page_bytes'])} each, {pages['reserved_free']} reserved ones free"
+    table.add_row("Huge pages", f"transparent: {pages['transparent']}, {sizes}")
     if diagnosis.read_gb_s is not None:
         one = diagnosis.read_one_core_gb_s
         table.add_row("Read bandwidth", f"{diagnosis.read_gb_s:.1f} GB/s, one core {one:.1f} GB/s (measured)")

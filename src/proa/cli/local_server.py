@@ -7,8 +7,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import httpx
 import typer
@@ -17,26 +18,34 @@ from proa.cli.client import Endpoint
 from proa.core import env
 from proa.server import die_with_parent
 
-__all__ = ["local_server"]
+__all__ = ["LocalServer", "local_server"]
 
 _POLL_S = 0.1
 _STOP_S = 10.0
 
 
+@dataclass(frozen=True, slots=True)
+class LocalServer:
+    """A server that is ready, and its API process."""
+
+    endpoint: Endpoint
+    pid: int
+
+
 @contextmanager
-def local_server(model: str, api_key: str | None) -> Iterator[Endpoint]:
+def local_server(model: str, api_key: str | None = None, flags: Sequence[str] = ()) -> Iterator[LocalServer]:
     """Serve `model` on a free loopback port; stopped at the end, also when this process is killed.
 
-    The server writes its loading progress and its errors to our stderr.
+    `flags` are further ones of `proa serve`. The server writes its loading progress and its errors to our stderr.
 
     Raises:
         typer.Exit: the server ended before it was ready, with its exit status; it has said why.
     """
     endpoint = Endpoint(f"http://127.0.0.1:{_free_port()}", api_key)
-    process = _start(model, endpoint)
+    process = _start(model, endpoint, flags)
     try:
         _wait_ready(process, endpoint)
-        yield endpoint
+        yield LocalServer(endpoint, process.pid)
     finally:
         _stop(process)
 
@@ -47,12 +56,13 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _start(model: str, endpoint: Endpoint) -> subprocess.Popen[bytes]:
+def _start(model: str, endpoint: Endpoint, flags: Sequence[str]) -> subprocess.Popen[bytes]:
     port = endpoint.root.rsplit(":", maxsplit=1)[1]
     # A session of its own: Ctrl-C in the terminal stops an answer, not the server.
     wrapper = [sys.executable, "-S", "-E", die_with_parent.__file__, str(os.getpid())]
+    serve = [sys.executable, "-m", "proa.cli.main", "serve", model, "--port", port, "--log-level", "warning", *flags]
     return subprocess.Popen(
-        [*wrapper, sys.executable, "-m", "proa.cli.main", "serve", model, "--port", port, "--log-level", "warning"],
+        [*wrapper, *serve],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         env=env.child_environment(**({"PROA_API_KEY": endpoint.api_key} if endpoint.api_key else {})),

@@ -8,7 +8,7 @@ import typer
 
 from proa import __version__
 from proa.cli import bench, chat, console, doctor, serve
-from proa.core.errors import ConfigError, ProaError, UnsupportedError
+from proa.core.errors import ProaError
 
 __all__ = ["app", "main"]
 
@@ -20,10 +20,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Serves mixture-of-experts language models on one workstation.\n\n"
     "First steps:\n\n"
-    "    proa doctor                    what this machine can do\n\n"
-    "    proa chat demo                 talk to a small demo model, built once\n\n"
-    "    proa serve /path/to/model      an OpenAI endpoint on http://127.0.0.1:8000/v1\n\n"
-    "    proa bench serve --url URL     how fast an endpoint answers",
+    "    proa doctor                    # what this machine can do\n\n"
+    "    proa chat demo                 # talk to a small demo model, built once\n\n"
+    "    proa serve /path/to/model      # OpenAI endpoint on http://127.0.0.1:8000/v1\n\n"
+    "    proa bench serve --url URL     # how fast an endpoint answers",
 )
 
 
@@ -47,15 +47,12 @@ app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:
-    """Entry point of the `proa` script. Exit status: 0 done, 1 failed, 2 wrong flags or configuration."""
+    """Entry point of the `proa` script. Exit status: 0 done, else that of `console.exit_status`."""
     try:
         app()
-    except (ConfigError, UnsupportedError) as error:
-        console.error(str(error))
-        sys.exit(2)
-    except ProaError as error:
-        console.error(str(error))
-        sys.exit(1)
+    except ProaError as failure:
+        console.error(str(failure))
+        sys.exit(console.exit_status(failure))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,14 +12,18 @@ from typing import Annotated, Any, Literal
 import msgspec
 import typer
 
+from proa.cli import console
 from proa.cli.flags import FLAGS, Flag, by_owner, check_ranges, default_text
 from proa.cli.loading import ByteDisplay, EngineDisplay
-from proa.core import env, logging
+from proa.core import env
 from proa.core.errors import CheckpointError
+from proa.core.logging import configure
 from proa.engine.config import EngineConfig
 from proa.server.config import ServerConfig
 
 __all__ = ["compose", "register", "run"]
+
+_log = logging.getLogger("proa.cli")
 
 DEMO = "demo"
 _ENGINE_COMMAND = [sys.executable, "-m", "proa.engine"]
@@ -56,7 +61,7 @@ def register(app: typer.Typer) -> None:
     # typer reads a command's options from its signature; this one has a row of the table per option.
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    app.command("serve", help=_HELP)(command)
+    app.command("serve", help=console.help_text(_HELP))(command)
 
 
 def _parameter_name(flag: Flag) -> str:
@@ -80,14 +85,25 @@ def run(model: str, values: Mapping[str, Any]) -> None:
     """Serve until SIGTERM. `values` maps flag names to values; None is the default.
 
     Raises:
-        ProaError: the configuration is wrong, the checkpoint cannot be served, or the engine could not start.
+        ConfigError: a value is wrong, or the address is taken.
+        CheckpointError: the directory holds no checkpoint.
+        SystemExit: the engine could not start; its message has been printed.
     """
     from proa.server.launch import serve as serve_api  # here, so that the other commands start without a web server
 
     level = values.get("--log-level") or env.log_level()
-    logging.configure(level, process="api")
+    configure(level, process="api")
     server, engine = compose(model, {**values, "--log-level": level})
-    serve_api(server, _ENGINE_COMMAND, engine.to_json(), on_status=EngineDisplay(ByteDisplay()))
+    result = serve_api(
+        server,
+        _ENGINE_COMMAND,
+        engine.to_json(),
+        on_status=EngineDisplay(ByteDisplay()),
+        on_listening=lambda url: _log.info("%s at %s/v1", server.model_name, url),
+    )
+    if result.exit_code:
+        console.error(result.message)
+        sys.exit(result.exit_code)
 
 
 def compose(model: str, values: Mapping[str, Any]) -> tuple[ServerConfig, EngineConfig]:
