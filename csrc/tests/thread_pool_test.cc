@@ -1,0 +1,132 @@
+#include "runtime/thread_pool.h"
+
+#include <time.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+#include "cpu/topology.h"
+#include "tests/check.h"
+
+namespace {
+
+using proa::runtime::ThreadPool;
+
+// `count` workers over the CPUs at hand, more than there are if need be.
+std::vector<int> cpus(size_t count) {
+  const std::vector<int> allowed = proa::cpu::allowed_cpus();
+  std::vector<int> chosen;
+  for (size_t i = 0; i < count; ++i) chosen.push_back(allowed[i % allowed.size()]);
+  return chosen;
+}
+
+void every_worker_runs_once_per_call(size_t threads, int calls) {
+  ThreadPool pool(cpus(threads));
+  CHECK_EQ(static_cast<size_t>(pool.num_threads()), threads);
+  std::vector<int64_t> runs(threads, 0);  // plain: the pool must order the accesses
+  int64_t total = 0;
+  for (int call = 0; call < calls; ++call) {
+    pool.parallel([&](int thread, int n) {
+      CHECK_EQ(n, static_cast<int>(threads));
+      ++runs[static_cast<size_t>(thread)];
+    });
+    total = 0;
+    for (int64_t r : runs) total += r;
+  }
+  CHECK_EQ(total, static_cast<int64_t>(threads) * calls);
+  for (int64_t r : runs) CHECK_EQ(r, calls);
+}
+
+void parallel_for_covers_every_index_once(size_t threads) {
+  ThreadPool pool(cpus(threads));
+  for (const int64_t n : {0, 1, 2, 7, 1000})
+    for (const int64_t grain : {1, 3, 64, 5000}) {
+      std::vector<int> hits(static_cast<size_t>(n), 0);
+      pool.parallel_for(n, grain, [&](int64_t begin, int64_t end, int thread) {
+        CHECK(thread >= 0 && thread < pool.num_threads());
+        CHECK(begin < end && end - begin <= grain && end <= n);
+        for (int64_t i = begin; i < end; ++i) ++hits[static_cast<size_t>(i)];
+      });
+      for (int hit : hits) CHECK_EQ(hit, 1);
+    }
+}
+
+int64_t process_cpu_nanoseconds() {
+  timespec t{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+  return t.tv_sec * int64_t{1'000'000'000} + t.tv_nsec;
+}
+
+// A spinning worker would burn the whole pause; a sleeping pool burns next to nothing.
+void idle_workers_sleep_and_wake() {
+  ThreadPool pool(cpus(2));
+  std::atomic<int> runs{0};
+  pool.parallel([&](int, int) { ++runs; });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  const int64_t before = process_cpu_nanoseconds();
+  std::this_thread::sleep_for(std::chrono::milliseconds(400));
+  CHECK(process_cpu_nanoseconds() - before < 200'000'000);
+  pool.parallel([&](int, int) { ++runs; });
+  CHECK_EQ(runs.load(), 4);
+}
+
+// Pauses around the length of the spin make workers go to sleep just as work arrives.
+void work_arriving_at_bedtime_is_not_lost() {
+  ThreadPool pool(cpus(2));
+  std::atomic<int64_t> runs{0};
+  for (int i = 0; i < 300; ++i) {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(70 + i % 30);
+    while (std::chrono::steady_clock::now() < until) {
+    }
+    pool.parallel([&](int, int) { ++runs; });
+  }
+  CHECK_EQ(runs.load(), 600);
+}
+
+void callers_take_turns() {
+  ThreadPool pool(cpus(3));
+  std::atomic<int> inside{0}, clashes{0};
+  std::atomic<int64_t> runs{0};
+  const auto call = [&] {
+    for (int i = 0; i < 100; ++i)
+      pool.parallel([&](int thread, int) {
+        if (thread == 0 && ++inside > 1) ++clashes;
+        ++runs;
+        if (thread == 0) --inside;
+      });
+  };
+  std::thread other(call);
+  call();
+  other.join();
+  CHECK_EQ(clashes.load(), 0);
+  CHECK_EQ(runs.load(), 600);
+}
+
+void pools_come_and_go() {
+  for (int i = 0; i < 50; ++i) {
+    ThreadPool pool(cpus(3));
+    if (i % 2 == 0) pool.parallel([](int, int) {});
+  }
+  ThreadPool alone({});
+  int runs = 0;
+  alone.parallel([&](int thread, int n) { runs += thread == 0 && n == 1; });
+  CHECK_EQ(runs, 1);
+}
+
+}  // namespace
+
+int main() {
+  every_worker_runs_once_per_call(1, 100);
+  every_worker_runs_once_per_call(2, 5000);
+  every_worker_runs_once_per_call(8, 200);  // more threads than most test machines have CPUs
+  parallel_for_covers_every_index_once(1);
+  parallel_for_covers_every_index_once(3);
+  idle_workers_sleep_and_wake();
+  work_arriving_at_bedtime_is_not_lost();
+  callers_take_turns();
+  pools_come_and_go();
+  return proa::test::result();
+}
