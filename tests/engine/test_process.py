@@ -34,7 +34,7 @@ from proa.ipc.messages import (
 )
 from proa.ipc.transport import ClientEndpoint, EngineAddresses
 
-SCRIPT = Path(__file__).parent / "fake_engine.py"
+SCRIPT = Path(__file__).parent / "fake_model_engine.py"
 TIMEOUT_S = 20.0
 Message = TypeVar("Message")
 

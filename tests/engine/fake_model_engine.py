@@ -1,4 +1,4 @@
-"""`python fake_engine.py`: the real engine process around the fake model. `model_path` picks how loading goes."""
+"""`python fake_model_engine.py`: the real engine process around the fake model. `model_path` picks how loading goes."""
 
 from __future__ import annotations
 
