@@ -1,8 +1,8 @@
 """An engine process without a model: the real messages over the real sockets, deterministic tokens, faults on demand.
 
-Reads its JSON configuration on stdin like `python -m proa.engine`. Tokens of an answer are `script` (token ids, repeated)
-when given, else the prompt's own ids in turn, so that a test can say what will be generated. Every event that tests ask
-about (started, aborted) is appended to the file `journal`, one JSON object a line.
+Reads its JSON configuration on stdin like `python -m proa.engine`. Tokens of an answer are `script` (token ids,
+repeated) when given, else the prompt's own ids in turn, so that a test can say what will be generated. Events that
+tests ask about are appended to the file `journal`, one JSON object a line.
 """
 
 from __future__ import annotations

@@ -11,6 +11,11 @@ from proa.server.config import ServerConfig
 from proa.server.launch import serve
 
 
+def _say(url: str) -> None:
+    sys.stdout.write(url + "\n")
+    sys.stdout.flush()
+
+
 def main() -> int:
     settings = json.loads(sys.argv[1])
     configure("debug", process="api")
@@ -23,10 +28,10 @@ def main() -> int:
         ServerConfig(**server),
         settings.get("engine_command", command),
         json.dumps(settings.get("engine", {})).encode(),
-        on_listening=lambda url: print(url, flush=True),
+        on_listening=_say,
     )
     if result.message:
-        print(result.message, file=sys.stderr)
+        sys.stderr.write(result.message + "\n")
     return result.exit_code
 
 

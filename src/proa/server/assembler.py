@@ -23,7 +23,7 @@ class TokenEntry:
 
 @dataclass(slots=True)
 class Delta:
-    """What is new in one choice. `stop_reason`: the stop string or token id that ended it, None for the model's own end."""
+    """What is new in one choice. `stop_reason`: the stop string or token id that ended it, else None."""
 
     index: int
     text: str = ""

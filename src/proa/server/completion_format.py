@@ -13,7 +13,7 @@ __all__ = ["CompletionFormat"]
 
 
 class CompletionFormat:
-    """Serializer of one text completion. `echoes`: text to put before the answers, one for each prompt, empty for none."""
+    """Serializer of one text completion. `echoes`: text to put before the answers, one per prompt; empty for none."""
 
     def __init__(
         self, plan: GenerationPlan, tokenizer: Tokenizer, *, with_logprobs: bool, echoes: Sequence[str] = ()

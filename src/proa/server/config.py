@@ -21,8 +21,8 @@ class ServerConfig:
     sampling_defaults: "model" takes what generation_config.json says, "openai" OpenAI's defaults (all 1.0).
     max_queued_requests: sequences that may wait beyond those the engine runs; the next one gets 429.
     max_total_body_bytes: request bodies held in memory at one time, over all connections.
-    header_timeout, body_idle_timeout, body_timeout, write_timeout: a slower client is cut off; write_timeout is how long
-        it may leave a full send buffer untouched.
+    header_timeout, body_idle_timeout, body_timeout, write_timeout: a slower client is cut off; write_timeout is how
+        long it may leave a full send buffer untouched.
     keepalive_interval: silence on a stream after which a comment line is sent.
     drain_timeout: how long running requests may go on after SIGTERM.
     restart_backoff, max_restart_backoff: first and longest wait before the engine is started again; doubled each time.

@@ -7,7 +7,6 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 
 from proa.core.errors import QueueFullError, UnavailableError, UserError
 from proa.ipc.messages import (
@@ -31,7 +30,7 @@ _FLUSH_SECONDS = 10.0
 
 
 class GenerationStream:
-    """The outputs of the sequences of one request. A context manager: what still runs at its end is aborted."""
+    """The outputs of the sequences of one request. To be closed in the end."""
 
     def __init__(self, client: EngineClient, requests: list[Generate], names: frozenset[str]) -> None:
         self._client = client
@@ -58,12 +57,8 @@ class GenerationStream:
         """Stop one sequence, for instance at a stop string. Its further outputs are dropped."""
         self._client.abort(rid)
 
-    def __enter__(self) -> GenerationStream:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Abort what still runs."""
         for rid in list(self.running):
             self._client.abort(rid)
 
@@ -81,6 +76,7 @@ class EngineClient:
         self._max_queued = max_queued
         self._streams: dict[str, GenerationStream] = {}
         self._flushes: dict[str, asyncio.Future[bool]] = {}
+        self._finished = asyncio.Event()
         self.ready: Ready | None = None
         self.stats = EngineStats()
         self.on_stats: Callable[[EngineStats], None] = lambda _: None
@@ -89,6 +85,12 @@ class EngineClient:
     def num_in_flight(self) -> int:
         """Sequences submitted and not finished."""
         return len(self._streams)
+
+    async def idle(self) -> None:
+        """Wait until nothing is in flight."""
+        while self._streams:
+            self._finished.clear()
+            await self._finished.wait()
 
     def require_ready(self) -> Ready:
         """What the engine said at its start.
@@ -124,10 +126,11 @@ class EngineClient:
         stream = self._streams.pop(rid, None)
         if stream is not None:
             stream.running.discard(rid)
+            self._finished.set()
             self._send(Abort(rid))
 
     def abort_named(self, name: str | None) -> int:
-        """End the sequences of streams called `name` (of all with None) with finish_reason "abort". Returns how many."""
+        """End the sequences of streams called `name` (None: of all) with finish_reason "abort". Returns how many."""
         rids = [rid for rid, stream in self._streams.items() if name is None or name in stream.names]
         for rid in rids:
             self._send(Abort(rid))
@@ -138,7 +141,8 @@ class EngineClient:
         """Empty the prefix cache; False while requests run or without an answer."""
         self.require_ready()
         flush = FlushCache(secrets.token_hex(8))
-        future = self._flushes[flush.id] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._flushes[flush.id] = future
         self._send(flush)
         try:
             async with asyncio.timeout(_FLUSH_SECONDS):
@@ -183,4 +187,5 @@ class EngineClient:
         if output.finish_reason is not None:
             del self._streams[output.rid]
             stream.running.discard(output.rid)
+            self._finished.set()
         stream.put(output)

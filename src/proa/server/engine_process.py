@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -96,7 +97,7 @@ class EngineProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._fatal: Fatal | None = None
         self._directory: Path | None = None
-        self._was_ready = False
+        self._ready_since: float | None = None
         self._ever_ready = False
         self.status = EngineStatus()
 
@@ -111,9 +112,9 @@ class EngineProcess:
         self._directory = Path(tempfile.mkdtemp(prefix=f"{_DIRECTORY_PREFIX}{os.getpid()}-"))
         try:
             while True:
-                self._was_ready = False
+                self._ready_since = None
                 reason = await self._run_once(self.status.restarts)
-                failures = 1 if self._was_ready else failures + 1
+                failures = 1 if self._was_stable() else failures + 1
                 if self._finished(failures, reason):
                     return
                 delay = min(self._policy.first * 2 ** (failures - 1), self._policy.longest)
@@ -129,19 +130,30 @@ class EngineProcess:
     def kill(self) -> None:
         """SIGKILL to the engine and everything it started, now."""
         if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            self._kill_group(self._process.pid)
 
     def remove_directory(self) -> None:
         """Remove the sockets' directory."""
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
 
+    @staticmethod
+    def _kill_group(pid: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+
+    def _was_stable(self) -> bool:
+        """Whether the engine served for longer than the longest wait, so that its end is a new story."""
+        return self._ready_since is not None and time.monotonic() - self._ready_since > self._policy.longest
+
+    def _end_reason(self, code: int) -> str:
+        return self._fatal.message if self._fatal is not None else f"the engine process {_describe_exit(code)}"
+
     def _finished(self, failures: int, reason: str) -> bool:
         fatal = self._fatal
         user_error = fatal is not None and fatal.user
-        never_ready = failures >= self._policy.max_start_attempts and not self._ever_ready
-        if not user_error and not never_ready:
+        gave_up = failures >= self._policy.max_start_attempts and not self._ever_ready
+        if not user_error and not gave_up:
             return False
         message = fatal.message if fatal is not None else reason
         logger.error("the engine cannot start: %s", message)
@@ -170,7 +182,8 @@ class EngineProcess:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             endpoint.close()
-        reason = self._fatal.message if self._fatal is not None else f"the engine process {_describe_exit(code)}"
+        self._kill_group(process.pid)
+        reason = self._end_reason(code)
         self._on_down(reason)
         return reason
 
@@ -205,7 +218,8 @@ class EngineProcess:
                 case Loading():
                     self._set(state=EngineState.LOADING, bytes_done=message.bytes_done, bytes_total=message.bytes_total)
                 case Ready():
-                    self._was_ready = self._ever_ready = True
+                    self._ready_since = time.monotonic()
+                    self._ever_ready = True
                     self._on_message(message)
                     self._set(state=EngineState.READY, message="")
                     continue

@@ -42,8 +42,8 @@ class Conversation(Protocol):
 class Frontend:
     """Tokenizer and chat template of the served model.
 
-    Loading takes a moment for large vocabularies, so it runs in a thread beside the engine's; until `load` is done every
-    method raises UnavailableError.
+    Loading takes a moment for large vocabularies, so it runs in a thread beside the engine's; until `load` is done
+    every method raises UnavailableError.
     """
 
     def __init__(self, model_path: Path, template_override: Path | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,13 +103,14 @@ class Generation:
             cached_tokens=cached,
         )
 
-    async def deltas(self) -> AsyncIterator[Delta]:
+    async def deltas(self) -> AsyncGenerator[Delta, None]:
         """What is new, as it comes.
 
         Raises:
             EngineFailedError: the engine is gone or gave up.
         """
-        with self._stream as stream:
+        stream = self._stream
+        try:
             while not all(assembler.is_finished for assembler in self._assemblers.values()):
                 for output in await stream.next():
                     assembler = self._assemblers[output.rid]
@@ -119,15 +120,17 @@ class Generation:
                     delta = assembler.push(output)
                     if delta.finish_reason == "error":
                         raise EngineFailedError(delta.error)
-                    if assembler.is_finished and output.finish_reason is None:
+                    if delta.finish_reason is not None and output.finish_reason is None:
                         stream.abort(output.rid)
                     if not delta.is_empty:
                         yield delta
+        finally:
+            self.close()
         self._metrics.request_finished(time.monotonic() - self._timing.started)
 
     def close(self) -> None:
         """Abort what still runs. Needed when `deltas` was never iterated to its end."""
-        self._stream.__exit__(None, None, None)
+        self._stream.close()
 
     def _observe(self, index: int, num_tokens: int) -> None:
         now = time.monotonic()

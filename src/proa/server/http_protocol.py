@@ -1,8 +1,8 @@
 """uvicorn's HTTP protocol with limits on header size, header time and body time.
 
-uvicorn waits for ever for the rest of a request and takes headers of any size. Here every connection is in one of three
-phases, each with a deadline: headers (from the first byte, or from connecting), body, response. Responses are bounded by
-their own write timeout.
+uvicorn waits for ever for the rest of a request and takes headers of any size. Here every connection is in one of
+three phases, each with a deadline: headers (from the first byte, or from connecting), body, response. Responses are
+bounded by their own write timeout.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from proa.server.errors import error_body
 
@@ -78,12 +78,10 @@ class LimitedProtocol(HttpToolsProtocol):
         self._last_data = self.loop.time()
         self._unparsed_bytes += len(data)
         super().data_received(data)
-        if self._is_refused:
-            return
         # The parser keeps an unfinished field to itself, so what it was fed since the last complete part counts.
         if self._in_headers and self._unparsed_bytes > self._limits.max_header_bytes:
             self._refuse(431)
-        elif self.cycle is None or self.cycle.response_complete:
+        elif self._is_idle:
             self._start_header_timer()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - the reason is in _refusal
@@ -122,6 +120,12 @@ class LimitedProtocol(HttpToolsProtocol):
             self._body_timer = None
         super().on_message_complete()
 
+    @property
+    def _is_idle(self) -> bool:
+        """Whether no request waits for its response. uvicorn has no cycle before the first request."""
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is None or cycle.response_complete
+
     def _count(self, num_bytes: int) -> None:
         self._field_bytes += num_bytes
         limits = self._limits
@@ -130,14 +134,14 @@ class LimitedProtocol(HttpToolsProtocol):
             raise _HeadersTooLargeError
 
     def _start_header_timer(self) -> None:
-        if self._header_timer is None:
+        if self._header_timer is None and not self._is_refused:
             self._header_timer = self.loop.call_later(self._limits.header_timeout, self._on_header_timeout)
 
     def _on_header_timeout(self) -> None:
         self._header_timer = None
         if self._in_headers:
             self._refuse(408)
-        elif self.cycle is None or self.cycle.response_complete:
+        elif self._is_idle:
             # Nothing was asked: nothing is answered.
             self.transport.close()
 
@@ -147,7 +151,7 @@ class LimitedProtocol(HttpToolsProtocol):
         limits = self._limits
         if self.flow.read_paused:
             self._last_data = now
-        if self.cycle is not None and self.cycle.response_complete:
+        if self._is_idle:
             # Already answered (too large, no key): the rest of the body is not waited for.
             self.transport.close()
         elif now - self._last_data >= limits.body_idle_timeout or now - self._body_started >= limits.body_timeout:
@@ -164,7 +168,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._stop_timers()
         self._unset_keepalive_if_required()
         response_started = False
-        if self.cycle is not None and not self.cycle.response_complete:
+        if not self._is_idle:
             response_started = self.cycle.response_started
             # The application sees that the client is gone and writes nothing more.
             self.cycle.disconnected = True

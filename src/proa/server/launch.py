@@ -34,7 +34,6 @@ logger = logging.getLogger("proa.server")
 EXIT_ENGINE_FAILED = 1
 EXIT_USER_ERROR = 3
 
-_DRAIN_POLL_SECONDS = 0.02
 # After draining: how long connections may take to close.
 _CLOSE_SECONDS = 3
 _BACKLOG = 2048
@@ -200,8 +199,7 @@ class _ApiProcess:
         logger.info("draining %d sequences for at most %.0f s", self._client.num_in_flight, timeout)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                while self._client.num_in_flight:
-                    await asyncio.sleep(_DRAIN_POLL_SECONDS)
+                await self._client.idle()
         self._client.fail_all("the server is shutting down")
         server.should_exit = True
 

@@ -27,7 +27,7 @@ class Metrics(Collector):
     """Everything `/metrics` shows, in its own registry."""
 
     def __init__(self, model_name: str) -> None:
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._labels = {"model_name": model_name}
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)

@@ -65,6 +65,8 @@ async def _chunks(
                 for chunk in answer.first_chunks():
                     yield chunk
             chunk = answer.chunk(delta)
+            if options.include_usage:
+                chunk["usage"] = None
             if options.continuous_usage_stats:
                 chunk["usage"] = generation.usage.as_dict()
             yield chunk

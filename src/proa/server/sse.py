@@ -59,8 +59,8 @@ class EventStream(Response):
     """A response that sends `events` as they come, each a JSON object in a `data:` line, then [DONE].
 
     An error before the first event becomes an ordinary error response, later ones an error event. Silence of
-    `keepalive` seconds is broken by a comment. A client that does not read for `write_timeout` seconds is dropped. `on_end`
-    is always called, once.
+    `keepalive` seconds is broken by a comment. A client that does not read for `write_timeout` seconds is dropped.
+    `on_end` is always called, once.
     """
 
     def __init__(

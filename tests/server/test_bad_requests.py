@@ -1,0 +1,226 @@
+"""What clients get wrong: a typed 400, 404, 405 or 413, and a server that goes on."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import pytest
+from server_process import ServerProcess
+
+CHAT = "/v1/chat/completions"
+HELLO = '"messages":[{"role":"user","content":"hi"}]'
+MIB = 1024 * 1024
+
+
+@pytest.fixture(scope="module")
+def http(server: ServerProcess):
+    with server.client() as client:
+        yield client
+
+
+def check_error(response: httpx.Response, status: int, param: str | None = None, code: str | None = None) -> dict:
+    assert response.status_code == status, response.text[:500]
+    assert response.headers["content-type"].startswith("application/json")
+    body = response.json()
+    assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
+    error = body["error"]
+    assert error["message"] and "Traceback" not in error["message"] and len(error["message"]) < 2000
+    if param is not None:
+        assert error["param"] == param
+    if code is not None:
+        assert error["code"] == code
+    return error
+
+
+NUMBERS = {
+    "temperature": (0, 100), "top_p": (0, 1), "min_p": (0, 1), "presence_penalty": (-2, 2), "frequency_penalty": (-2, 2),
+    "repetition_penalty": (0.1, 100),
+}  # fmt: skip
+INTEGERS = {
+    "n": (1, 128), "max_tokens": (1, 4000), "max_completion_tokens": (1, 4000), "min_tokens": (0, 10), "top_k": (-1, 2**31 - 1),
+    "seed": (-(2**63), 2**63 - 1),
+}  # fmt: skip
+WRONG = ["NaN", "Infinity", "-Infinity", "true", '"1"', "[]", "{}", "1e308", "-1e308", "1" + "0" * 30]
+
+
+@pytest.mark.parametrize("field", [*NUMBERS, *INTEGERS])
+def test_numbers(http: httpx.Client, field: str):
+    low, high = (NUMBERS | INTEGERS)[field]
+    wrong = [*WRONG, json.dumps(low - 1), json.dumps(high + 1)]
+    if field in ("max_tokens", "max_completion_tokens"):
+        wrong.remove(json.dumps(high + 1))  # the context is longer; tests below
+    if field == "min_tokens":
+        wrong.remove(json.dumps(high + 1))
+    if field in INTEGERS:
+        wrong.append("1.5")
+    for value in wrong:
+        check_error(http.post(CHAT, content="{%s,%s:%s}" % (HELLO, json.dumps(field), value)), 400, field)
+    edge = http.post(CHAT, content='{%s,"max_completion_tokens":1,"%s":%s}' % (HELLO, field, json.dumps(low)))
+    assert edge.status_code == 200, edge.text
+    check_error(http.post(CHAT, content='{%s,"%s":%s}' % (HELLO, field, "9" * 5000)), 400)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ("", "body"),
+        ("{", "body"),
+        ("[]", "body"),
+        ("null", "body"),
+        ("\xff\xfe", "body"),
+        ("[" * 100_000, "body"),
+        ("{}", "messages"),
+        ('{"messages":[]}', "messages"),
+        ('{"messages":"hi"}', "messages"),
+        ('{"messages":[{"role":"user"}]}', "messages.0"),
+        ('{"messages":[{"role":"king","content":"hi"}]}', "messages.0.role"),
+        ('{"messages":[{"role":"user","content":5}]}', "messages.0.content"),
+        ('{"messages":[{"role":"user","content":"a\\u0000b"}]}', "messages.0.content"),
+        ('{"messages":[{"role":"user","content":"\\ud800"}]}', "body"),
+        ('{"messages":[{"role":"user","content":"\\udc00 tail"}]}', "body"),
+        ('{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"file:///etc/passwd"}}]}]}', None),
+        ('{%s,"stop":5}' % HELLO, "stop"),
+        ('{%s,"stop":[""]}' % HELLO, "stop"),
+        ('{%s,"stop":%s}' % (HELLO, json.dumps(["x"] * 10_000)), "stop"),
+        ('{%s,"stop":"%s"}' % (HELLO, "x" * 5000), "stop"),
+        ('{%s,"stop_token_ids":[100000]}' % HELLO, "stop_token_ids"),
+        ('{%s,"stop_token_ids":[-1]}' % HELLO, "stop_token_ids.0"),
+        ('{%s,"logit_bias":{"a":1}}' % HELLO, "logit_bias"),
+        ('{%s,"logit_bias":{"100000":1}}' % HELLO, "logit_bias"),
+        ('{%s,"logit_bias":{"5":1000}}' % HELLO, "logit_bias.5"),
+        ('{%s,"logit_bias":{"5":NaN}}' % HELLO, "logit_bias.5"),
+        ('{%s,"logit_bias":%s}' % (HELLO, json.dumps({str(i): 1 for i in range(200_000)})), "logit_bias"),
+        ('{%s,"top_logprobs":5}' % HELLO, "top_logprobs"),
+        ('{%s,"logprobs":true,"top_logprobs":21}' % HELLO, "top_logprobs"),
+        ('{%s,"logprobs":true,"top_logprobs":-1}' % HELLO, "top_logprobs"),
+        ('{%s,"logprobs":1}' % HELLO, "logprobs"),
+        ('{%s,"n":1000000}' % HELLO, "n"),
+        ('{%s,"stream_options":{"include_usage":true}}' % HELLO, "stream_options"),
+        ('{%s,"min_tokens":5,"max_tokens":4}' % HELLO, "min_tokens"),
+        ('{%s,"chat_template_kwargs":{"messages":"x"}}' % HELLO, "chat_template_kwargs"),
+        ('{%s,"chat_template_kwargs":{"a":{"b":1}}}' % HELLO, "chat_template_kwargs.a"),
+        ('{%s,"continue_final_message":true,"add_generation_prompt":true}' % HELLO, "continue_final_message"),
+        ('{%s,"tools":[{"type":"function","function":{"name":"f"}}]}' % HELLO, "tools"),
+        ('{%s,"response_format":{"type":"json_object"}}' % HELLO, "response_format"),
+        ('{%s,"prompt_logprobs":-1}' % HELLO, "prompt_logprobs"),
+    ],
+)  # fmt: skip
+def test_chat_bodies(http: httpx.Client, body: str, param: str | None):
+    check_error(http.post(CHAT, content=body.encode("latin-1")), 400, param)
+
+
+@pytest.mark.parametrize(
+    "field", ["prompt_embeds", "custom_logit_processor", "logits_processors", "lora_path", "chat_template"]
+)
+@pytest.mark.parametrize("route", [CHAT, "/v1/completions"])
+def test_forbidden_fields(http: httpx.Client, field: str, route: str):
+    body = {"messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "max_tokens": 1}
+    assert http.post(route, json=body).status_code == 200
+    check_error(http.post(route, json={**body, field: "x"}), 400, field, "forbidden_field")
+
+
+def test_unknown_fields_are_ignored(http: httpx.Client):
+    body = {"messages": [{"role": "user", "content": "hi", "odd": 1}], "max_tokens": 1, "unknown": {"a": [1]}}
+    assert http.post(CHAT, json=body).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [
+        ('""', "prompt"), ("[]", "prompt"), ("[[]]", "prompt"), ('[""]', "prompt"), ("null", "prompt"), ("5", "prompt"),
+        ("[true]", "prompt"), ("[-1]", "prompt"), ("[1e9]", "prompt"), ("[100000]", "prompt"), ('["a",1]', "prompt"),
+        ('"a\\u0000"', "prompt"), ('"\\ud83d"', "body"), (json.dumps(["x"] * 129), "prompt"),
+    ],
+)  # fmt: skip
+def test_prompts(http: httpx.Client, prompt: str, param: str):
+    error = check_error(http.post("/v1/completions", content='{"prompt":%s}' % prompt), 400)
+    assert error["param"].split(".")[0] == param
+
+
+@pytest.mark.parametrize("extra", [{"suffix": "x"}, {"best_of": 3}, {"echo": True, "logprobs": 1}, {"logprobs": 21}])
+def test_completion_fields(http: httpx.Client, extra: dict):
+    check_error(http.post("/v1/completions", json={"prompt": "hi", **extra}), 400)
+
+
+class TestContext:
+    def test_prompt_and_answer(self, http: httpx.Client):
+        error = check_error(
+            http.post("/v1/completions", json={"prompt": [5] * 100, "max_tokens": 4000}),
+            400,
+            code="context_length_exceeded",
+        )
+        assert "100 + 4000 = 4100" in error["message"] and "4096" in error["message"]
+        assert http.post("/v1/completions", json={"prompt": [5] * 96, "max_tokens": 1}).status_code == 200
+
+    def test_prompt_alone(self, http: httpx.Client):
+        check_error(
+            http.post("/v1/completions", json={"prompt": [5] * 4096, "max_tokens": 1}),
+            400,
+            code="context_length_exceeded",
+        )
+        message = {"role": "user", "content": "fox " * 5000}
+        check_error(http.post(CHAT, json={"messages": [message]}), 400, code="context_length_exceeded")
+
+    def test_ten_megabytes(self, http: httpx.Client, server: ServerProcess):
+        before = server.rss_bytes()
+        for _ in range(3):
+            text = "x" * (10 * MIB)
+            check_error(http.post("/v1/completions", json={"prompt": text}), 400, "prompt", "context_length_exceeded")
+            error = check_error(http.post(CHAT, json={"messages": [{"role": "user", "content": text}]}), 400)
+            assert error["param"] == "messages" and error["code"] == "context_length_exceeded"
+        # Bodies come and go; a few copies of one may be alive at a time.
+        assert server.rss_bytes() - before < 120 * MIB
+
+    def test_default_is_the_rest(self, http: httpx.Client, server: ServerProcess):
+        body = {"messages": [{"role": "user", "content": "hi"}]}
+        answer = http.post(CHAT, json=body).json()
+        entry = next(entry for entry in server.journal("generate") if entry["rid"].startswith(answer["id"]))
+        assert f"max_tokens={4096 - answer['usage']['prompt_tokens']}" in entry["sampling"]
+
+
+class TestDefaults:
+    def test_of_the_model(self, http: httpx.Client, server: ServerProcess):
+        answer = http.post(
+            CHAT, json={"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, "top_p": 0.5}
+        ).json()
+        entry = next(entry for entry in server.journal("generate") if entry["rid"].startswith(answer["id"]))
+        for part in ("temperature=0.7", "top_p=0.5", "top_k=20", "stop_token_ids=(2,)"):
+            assert part in entry["sampling"]
+
+    def test_of_openai(self, start_server):
+        server = start_server(server={"sampling_defaults": "openai"})
+        with server.client() as client:
+            answer = client.post(CHAT, json={"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}).json()
+        entry = next(entry for entry in server.journal("generate") if entry["rid"].startswith(answer["id"]))
+        assert "temperature=0.7" not in entry["sampling"] and "top_k=20" not in entry["sampling"]
+
+
+def test_unknown_routes_and_methods(http: httpx.Client):
+    check_error(http.get("/nothing"), 404, code="not_found")
+    check_error(http.get("/v1/../../etc/passwd"), 404)
+    check_error(http.get(CHAT), 405, code="method_not_allowed")
+    check_error(http.delete("/v1/models"), 405)
+
+
+def test_template_errors_are_the_clients(start_server, tmp_path):
+    import tiny_tokenizer
+
+    template = (
+        "{% if messages|length > 1 %}{{ raise_exception('only one message') }}{% endif %}{{ messages[0].content }}"
+    )
+    server = start_server(model=tiny_tokenizer.write_model(tmp_path / "strict", template=template))
+    message = {"role": "user", "content": "hi"}
+    with server.client() as client:
+        assert client.post(CHAT, json={"messages": [message], "max_tokens": 1}).status_code == 200
+        error = check_error(client.post(CHAT, json={"messages": [message, message]}), 400, "messages", "template_error")
+        assert "only one message" in error["message"]
+
+
+def test_no_chat_template(start_server, tmp_path):
+    import tiny_tokenizer
+
+    server = start_server(model=tiny_tokenizer.write_model(tmp_path / "base", template=None))
+    with server.client() as client:
+        check_error(client.post(CHAT, content="{%s}" % HELLO), 400, "messages")
+        assert client.post("/v1/completions", json={"prompt": "hi"}).status_code == 200
