@@ -96,7 +96,8 @@ def load_model(
     progress.start(sum(checkpoint.nbytes(n) for n in checkpoint.names if not ignored(n)), "weights")
     reader = ParameterReader(checkpoint, runtime, progress)
     spec = decoder_spec(config)
-    model = Decoder.load(reader, spec, max_tokens=max_tokens, max_positions=max_positions)
+    with checkpoint.read_ahead():
+        model = Decoder.load(reader, spec, max_tokens=max_tokens, max_positions=max_positions)
     reader.finish(ignored)
     progress.finish()
     logger.info("%s: %s, %.2f GB of packed weights", checkpoint.path, config.family, model.weight_bytes / 1e9)
