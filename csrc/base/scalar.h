@@ -30,7 +30,7 @@ inline float fp16_to_f32(uint16_t half) noexcept {
 }
 
 // OCP fp8 E4M3 ("e4m3fn"): no infinities, 0x7f and 0xff are NaN. Exact.
-inline float fp8_e4m3_to_f32(uint8_t byte) noexcept {
+constexpr float fp8_e4m3_to_f32(uint8_t byte) noexcept {
   const uint32_t sign = static_cast<uint32_t>(byte & 0x80u) << 24;
   const uint32_t magnitude = byte & 0x7fu;
   if (magnitude == 0x7fu) return std::bit_cast<float>(sign | 0x7fc00000u);

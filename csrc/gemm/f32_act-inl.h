@@ -1,7 +1,8 @@
 // The loops of the cells with f32 activations, written once. Include inside an ISA's target region and
-// namespace, after Vec (16 lanes = one panel column) and with kPanels and kTokens defined: the accumulators
-// of kPanels x kTokens must fit in registers. A Weight type has kColumnBytes, kScaled and `static Vec
-// load(const std::byte* column)`.
+// namespace, after Vec (16 lanes = one panel column) and with kPanels, kTokens and kStreams defined: the
+// accumulators of kPanels x kTokens (one token: kStreams) must fit in registers. A Weight type has kFormat,
+// kColumnBytes, kScaled and load_line, which turns the 64 / kColumnBytes columns of a 64-byte line into
+// floats. Panels are padded to whole lines; the last one may hold fewer columns.
 //
 // Every output has one accumulator fed in the order of k. kScaled (fp8): the 128 columns of a block are
 // summed from 0 and the sum, times its scale, is added to the total.
@@ -26,27 +27,27 @@ inline int valid_rows(const GemmArgs& args, int64_t panel) noexcept {
 // Lines of the P streams are requested this far ahead.
 inline constexpr int64_t kPrefetchBytes = 2048;
 
+template <class Weight>
+inline constexpr int kPerLine = 64 / Weight::kColumnBytes;
+
 template <class Weight, int P>
-inline void one_token_block(const std::byte* column, int64_t panel_bytes, int64_t ahead, const float* x,
+inline void one_token_block(const std::byte* line, int64_t panel_bytes, int64_t ahead, const float* x,
                             int64_t columns, Vec (&sum)[P]) noexcept {
-  constexpr int64_t kPerLine = 64 / Weight::kColumnBytes;
-  int64_t k = 0;
-  for (; k + kPerLine <= columns; k += kPerLine, column += 64) {
+  constexpr int kColumns = kPerLine<Weight>;
+  for (; columns >= kColumns; columns -= kColumns, line += 64, x += kColumns) {
 #pragma GCC unroll 8
-    for (int p = 0; p < P; ++p)
-      _mm_prefetch(reinterpret_cast<const char*>(column + p * panel_bytes + ahead), _MM_HINT_T0);
+    for (int p = 0; p < P; ++p) {
+      _mm_prefetch(reinterpret_cast<const char*>(line + p * panel_bytes + ahead), _MM_HINT_T0);
+      Vec weights[kColumns];
+      Weight::load_line(line + p * panel_bytes, weights);
 #pragma GCC unroll 8
-    for (int u = 0; u < kPerLine; ++u) {
-      const Vec xk = Vec::set1(x[k + u]);
-#pragma GCC unroll 8
-      for (int p = 0; p < P; ++p)
-        sum[p] = Vec::fma(Weight::load(column + p * panel_bytes + u * Weight::kColumnBytes), xk, sum[p]);
+      for (int u = 0; u < kColumns; ++u) sum[p] = Vec::fma(weights[u], Vec::set1(x[u]), sum[p]);
     }
   }
-  for (; k < columns; ++k, column += Weight::kColumnBytes) {
-    const Vec xk = Vec::set1(x[k]);
-#pragma GCC unroll 8
-    for (int p = 0; p < P; ++p) sum[p] = Vec::fma(Weight::load(column + p * panel_bytes), xk, sum[p]);
+  for (int p = 0; columns > 0 && p < P; ++p) {
+    Vec weights[kColumns];
+    Weight::load_line(line + p * panel_bytes, weights);
+    for (int64_t u = 0; u < columns; ++u) sum[p] = Vec::fma(weights[u], Vec::set1(x[u]), sum[p]);
   }
 }
 
@@ -166,15 +167,17 @@ void multiply_tokens(Tile tile, int64_t num_tokens) noexcept {
   }
 }
 
-// Unpacks `columns` columns and requests the lines of the block that is unpacked next.
+// Unpacks whole lines that hold `columns` columns and requests the lines of the block that is unpacked next.
 template <class Weight>
-inline void unpack_block(const std::byte* column, const std::byte* next, int64_t columns,
+inline void unpack_block(const std::byte* line, const std::byte* next, int64_t columns,
                          float* weights) noexcept {
-  constexpr int64_t kPerLine = 64 / Weight::kColumnBytes;
-  for (int64_t k = 0; k < columns; ++k) {
-    if (k % kPerLine == 0)
-      _mm_prefetch(reinterpret_cast<const char*>(next + k * Weight::kColumnBytes), _MM_HINT_T0);
-    Weight::load(column + k * Weight::kColumnBytes).store(weights + k * format::kPanelRows);
+  constexpr int kColumns = kPerLine<Weight>;
+  for (int64_t k = 0; k < columns; k += kColumns, line += 64, next += 64) {
+    _mm_prefetch(reinterpret_cast<const char*>(next), _MM_HINT_T0);
+    Vec values[kColumns];
+    Weight::load_line(line, values);
+#pragma GCC unroll 8
+    for (int u = 0; u < kColumns; ++u) values[u].store(weights + (k + u) * format::kPanelRows);
   }
 }
 

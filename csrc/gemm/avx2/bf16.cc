@@ -30,6 +30,10 @@ struct Bf16 {
   static constexpr int64_t kColumnBytes = format::bf16::kColumnBytes;
   static constexpr bool kScaled = false;
 
+  static void load_line(const std::byte* line, Vec (&columns)[2]) {
+    columns[0] = load(line);
+    columns[1] = load(line + kColumnBytes);
+  }
   static Vec load(const std::byte* column) { return {load8(column), load8(column + 16)}; }
   static __m256 load8(const std::byte* column) {
     const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(column));

@@ -30,7 +30,9 @@ struct F32 {
   static constexpr int64_t kColumnBytes = format::f32::kColumnBytes;
   static constexpr bool kScaled = false;
 
-  static Vec load(const std::byte* column) { return Vec::load(reinterpret_cast<const float*>(column)); }
+  static void load_line(const std::byte* line, Vec (&columns)[1]) {
+    columns[0] = Vec::load(reinterpret_cast<const float*>(line));
+  }
 };
 
 const char* reject(const format::Shape&) noexcept { return nullptr; }

@@ -9,7 +9,7 @@
 #include "gemm/registry.h"
 
 #pragma GCC push_options
-#pragma GCC target("avx2,fma")
+#pragma GCC target("avx2,fma,f16c")
 
 namespace proa::gemm {
 namespace avx2 {
@@ -30,18 +30,22 @@ struct Fp8Block128 {
   static constexpr int64_t kColumnBytes = format::fp8_block128::kColumnBytes;
   static constexpr bool kScaled = true;
 
-  // Moving exponent and mantissa up 20 bits gives the value times 2^-120, a subnormal one for the smallest;
-  // the product with 2^120 is exact. The one NaN pattern becomes 480 that way; setting all its bits makes it
-  // a NaN again.
-  static Vec load(const std::byte* column) { return {load8(column), load8(column + 8)}; }
-  static __m256 load8(const std::byte* column) {
-    const __m256i byte = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(column)));
-    const __m256i magnitude = _mm256_and_si256(byte, _mm256_set1_epi32(0x7f));
-    const __m256i sign = _mm256_slli_epi32(_mm256_sub_epi32(byte, magnitude), 24);
-    const __m256i bits = _mm256_or_si256(_mm256_slli_epi32(magnitude, 20), sign);
-    const __m256 value = _mm256_mul_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(0x1p120f));
-    const __m256i is_nan = _mm256_cmpeq_epi32(magnitude, _mm256_set1_epi32(0x7f));
-    return _mm256_or_ps(value, _mm256_castsi256_ps(is_nan));
+  // The byte moved up 7 bits, its sign 8, is the fp16 of 2^-8 times the value, subnormals included; both
+  // steps to f32 are exact. The one NaN pattern would become 480: all its exponent bits are set instead.
+  static void load_line(const std::byte* line, Vec (&columns)[4]) {
+#pragma GCC unroll 4
+    for (int u = 0; u < 4; ++u) columns[u] = load(line + u * kColumnBytes);
+  }
+  static Vec load(const std::byte* column) {
+    const __m256i bytes = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(column)));
+    const __m256i half =
+        _mm256_and_si256(_mm256_slli_epi16(bytes, 7), _mm256_set1_epi16(static_cast<short>(0xbfff)));
+    const __m256i nan = _mm256_set1_epi16(0x3f80);
+    const __m256i is_nan = _mm256_cmpeq_epi16(_mm256_and_si256(half, nan), nan);
+    const __m256i fixed = _mm256_or_si256(half, _mm256_and_si256(is_nan, _mm256_set1_epi16(0x7f80)));
+    const __m256 factor = _mm256_set1_ps(256.0f);
+    return {_mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(fixed)), factor),
+            _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(fixed, 1)), factor)};
   }
 };
 

@@ -4,7 +4,6 @@
 
 #include <array>
 #include <cstring>
-#include <limits>
 #include <utility>
 
 #include "gemm/registry.h"
@@ -33,6 +32,10 @@ struct Bf16 {
   static constexpr int64_t kColumnBytes = format::bf16::kColumnBytes;
   static constexpr bool kScaled = false;
 
+  static void load_line(const std::byte* line, Vec (&columns)[2]) {
+    columns[0] = load(line);
+    columns[1] = load(line + kColumnBytes);
+  }
   static Vec load(const std::byte* column) {
     const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(column));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};

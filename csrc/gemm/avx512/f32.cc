@@ -4,7 +4,6 @@
 
 #include <array>
 #include <cstring>
-#include <limits>
 #include <utility>
 
 #include "gemm/registry.h"
@@ -33,7 +32,9 @@ struct F32 {
   static constexpr int64_t kColumnBytes = format::f32::kColumnBytes;
   static constexpr bool kScaled = false;
 
-  static Vec load(const std::byte* column) { return Vec::load(reinterpret_cast<const float*>(column)); }
+  static void load_line(const std::byte* line, Vec (&columns)[1]) {
+    columns[0] = Vec::load(reinterpret_cast<const float*>(line));
+  }
 };
 
 const char* reject(const format::Shape&) noexcept { return nullptr; }
