@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,6 +26,15 @@ from proa.weights.progress import LoadProgress, LoadStatus
 from proa.weights.quantize import dequantize
 
 LAYER = 7  # any layer with experts
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_torch_thread() -> Iterator[None]:
+    """The sums here are small; threads that wait for each other on a busy machine take longer than one."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +85,42 @@ def test_experts_are_the_slices_of_the_dense_layer(checkpoint: Checkpoint, sourc
     assert len(np.unique(router, axis=0)) == 16
 
 
-def test_logits_equal_the_dense_model(demo: Path, gguf_path: Path) -> None:
+def dense_model(source: DemoSource) -> transformers.PreTrainedModel:
+    """SmolLM2 as the Llama it is, its weights rounded to bf16. (transformers' own GGUF loader takes half a minute.)"""
+    config = transformers.LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=8192,
+        rms_norm_eps=1e-5,
+        rope_theta=1e5,
+        tie_word_embeddings=True,
+    )
+    tensors = {"model.embed_tokens": "token_embd", "model.norm": "output_norm"}
+    for layer in range(30):
+        target, block = f"model.layers.{layer}", f"blk.{layer}"
+        tensors |= {f"{target}.input_layernorm": f"{block}.attn_norm"}
+        tensors |= {f"{target}.post_attention_layernorm": f"{block}.ffn_norm"}
+        tensors |= {f"{target}.mlp.{name}_proj": f"{block}.ffn_{name}" for name in ("gate", "up", "down")}
+        tensors |= {f"{target}.self_attn.{name}_proj": f"{block}.attn_{name}" for name in "qkv"}
+        tensors |= {f"{target}.self_attn.o_proj": f"{block}.attn_output"}
+    state = {f"{target}.weight": source.tensor(f"{name}.weight") for target, name in tensors.items()}
+    for name, heads in (("q", 9), ("k", 3)):
+        for layer in range(30):
+            weight = source.rotary_projection(f"blk.{layer}.attn_{name}.weight", heads)
+            state[f"model.layers.{layer}.self_attn.{name}_proj.weight"] = weight
+    model = transformers.LlamaForCausalLM(config)
+    rounded = {name: torch.tensor(weight).bfloat16().float() for name, weight in state.items()}
+    missing, unexpected = model.load_state_dict(rounded, strict=False)
+    assert (missing, unexpected) == (["lm_head.weight"], [])
+    model.tie_weights()
+    return model.eval()
+
+
+def test_logits_equal_the_dense_model(demo: Path, source: DemoSource) -> None:
     """In float32 with the dense weights rounded to bf16, the two differ by the rounding of float32 sums alone.
 
     How much that is, the dense model itself shows against float64. The MoE adds its slices in another order, an error
@@ -87,13 +132,9 @@ def test_logits_equal_the_dense_model(demo: Path, gguf_path: Path) -> None:
     prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     answer = tokenizer("The capital of France is Paris.<|im_end|>").input_ids
     ids = torch.tensor([tokenizer(prompt).input_ids + answer])
-    dense = transformers.AutoModelForCausalLM.from_pretrained(
-        gguf_path.parent, gguf_file=gguf_path.name, dtype=torch.float32
-    )
+    dense = dense_model(source)
     experts = transformers.AutoModelForCausalLM.from_pretrained(demo, dtype=torch.float32)
     with torch.no_grad():
-        for parameter in dense.parameters():
-            parameter.copy_(parameter.bfloat16().float())
         ours, theirs = experts(ids).logits, dense(ids).logits
         noise = (theirs - dense.double()(ids).logits).abs().max()
     assert 0 < noise < 1e-3
