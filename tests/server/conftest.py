@@ -9,8 +9,8 @@ import pytest
 
 # Test modules are imported by path (importmode=importlib); the helpers beside them need this.
 sys.path.insert(0, str(Path(__file__).parent))
-import tiny_tokenizer  # noqa: E402
-from server_process import ServerProcess  # noqa: E402
+import tiny_tokenizer
+from server_process import ServerProcess
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +23,9 @@ def server(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterato
     """A healthy server that tests share; they leave it as they found it."""
     directory = tmp_path_factory.mktemp("server")
     process = ServerProcess(
-        directory, model_dir, server={"aliases": ["other-name"], "header_timeout": 2.0, "body_idle_timeout": 1.0}
+        directory,
+        model_dir,
+        server={"aliases": ["other-name"], "header_timeout": 2.0, "body_idle_timeout": 1.0, "keepalive_interval": 0.3},
     )
     yield process.wait_ready()
     process.stop()

@@ -1,8 +1,9 @@
 """An engine process without a model: the real messages over the real sockets, deterministic tokens, faults on demand.
 
-Reads its JSON configuration on stdin like `python -m proa.engine`. Tokens of an answer are `script` (token ids,
-repeated) when given, else the prompt's own ids in turn, so that a test can say what will be generated. Events that
-tests ask about are appended to the file `journal`, one JSON object a line.
+Reads its JSON configuration on stdin like `python -m proa.engine`. The tokens of an answer are the prompt's own ids in
+turn, so that a test can say what will be generated; choice i starts at the i-th. Events that tests ask about are appended
+to the file `journal`, one JSON object a line. A request with seed FAILING_SEED fails at its third token, one with seed
+SLOW_SEED gets its first token late.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ from proa.ipc.messages import (
 )
 from proa.ipc.transport import EngineAddresses, EngineEndpoint
 
+FAILING_SEED = 13
+SLOW_SEED = 14
+SLOW_SECONDS = 1.0
+
 
 class FakeEngine:
     def __init__(self, config: dict) -> None:
@@ -36,7 +41,6 @@ class FakeEngine:
         self.endpoint = EngineEndpoint(EngineAddresses(config["to_engine"], config["from_engine"]))
         self.step_seconds = config.get("step_seconds", 0.002)
         self.max_running = config.get("max_running_requests", 8)
-        self.script: list[int] = config.get("script") or []
         self.running: dict[str, dict] = {}
         self.waiting: list[Generate] = []
         self.totals = {"prompt_tokens": 0, "generation_tokens": 0, "prefix_hit_tokens": 0, "aborted": 0}
@@ -92,10 +96,13 @@ class FakeEngine:
     def step(self) -> list[TokenOutput]:
         while self.waiting and len(self.running) < self.max_running:
             request = self.waiting.pop(0)
-            self.running[request.rid] = {"request": request, "count": 0}
+            self.running[request.rid] = {"request": request, "count": 0, "started": time.monotonic()}
             self.totals["prompt_tokens"] += len(request.token_ids)
         outputs = []
         for rid, state in list(self.running.items()):
+            slow = state["request"].sampling.seed == SLOW_SEED
+            if slow and time.monotonic() - state["started"] < SLOW_SECONDS:
+                continue
             outputs.append(self.advance(rid, state))
         return outputs
 
@@ -103,8 +110,7 @@ class FakeEngine:
         request, count = state["request"], state["count"]
         sampling = request.sampling
         choice = int(rid.rsplit(".", 1)[-1]) if "." in rid else 0
-        source = self.script or request.token_ids
-        token = source[(count + choice) % len(source)]
+        token = request.token_ids[(count + choice) % len(request.token_ids)]
         state["count"] = count + 1
         self.totals["generation_tokens"] += 1
         finish, matched = None, None
@@ -113,7 +119,7 @@ class FakeEngine:
         elif count + 1 >= sampling.max_tokens:
             finish = "length"
         error = ""
-        if self.config.get("error_after") is not None and count + 1 >= self.config["error_after"]:
+        if sampling.seed == FAILING_SEED and count == 2:
             finish, error = "error", "injected failure"
         logprobs = None
         if sampling.logprobs is not None:
@@ -146,7 +152,7 @@ class FakeEngine:
             if outputs or time.monotonic() - heartbeat > 0.2:
                 heartbeat = time.monotonic()
                 self.endpoint.send(StepOutput(outputs, self.stats()))
-            if outputs:
+            if self.running:
                 time.sleep(self.step_seconds)
 
 

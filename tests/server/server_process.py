@@ -61,7 +61,7 @@ class ServerProcess:
         return {"authorization": f"Bearer {KEY}"}
 
     def client(self, **options: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, headers=self.headers, timeout=20, **options)
+        return httpx.Client(**{"base_url": self.url, "headers": self.headers, "timeout": 20, **options})
 
     def wait(self, condition: Callable[[], Any], seconds: float = 15.0, what: str = "condition") -> Any:
         deadline = time.monotonic() + seconds

@@ -11,8 +11,8 @@ from server_process import KEY, ServerProcess
 
 ROUTES = [
     ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("GET", "/v1/models"), ("GET", "/v1/models/tiny"),
-    ("POST", "/tokenize"), ("POST", "/v1/tokenize"), ("POST", "/detokenize"), ("POST", "/v1/detokenize"), ("GET", "/readyz"),
-    ("GET", "/health"), ("GET", "/ping"), ("GET", "/metrics"), ("GET", "/get_server_info"), ("GET", "/server_info"),
+    ("POST", "/tokenize"), ("POST", "/v1/tokenize"), ("POST", "/detokenize"), ("POST", "/v1/detokenize"),
+    ("GET", "/readyz"), ("GET", "/health"), ("GET", "/ping"), ("GET", "/metrics"), ("GET", "/get_server_info"), ("GET", "/server_info"),
     ("GET", "/version"), ("POST", "/flush_cache"), ("GET", "/flush_cache"), ("POST", "/abort_request"),
 ]  # fmt: skip
 
@@ -140,7 +140,8 @@ def test_server_info(http: httpx.Client):
 def test_flush_cache(http: httpx.Client, server: ServerProcess):
     assert http.post("/flush_cache").status_code == 200
     with http.stream("POST", "/v1/completions", json={"prompt": "hi", "max_tokens": 4000, "stream": True}) as stream:
-        next(stream.iter_lines())
+        lines = stream.iter_lines()  # dropping it would close the stream
+        next(lines)
         response = http.post("/flush_cache")
         assert response.status_code == 409 and response.json()["error"]["code"] == "cache_in_use"
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from proa.core.errors import ConfigError
-from proa.ipc.messages import Fatal, FromEngine, Loading, Ready, ToEngine
+from proa.ipc.messages import Fatal, FromEngine, Loading, Ready, Shutdown, ToEngine
 from proa.ipc.transport import ClientEndpoint, EngineAddresses
 
 __all__ = ["EngineProcess", "EngineState", "EngineStatus", "RestartPolicy"]
@@ -177,6 +177,9 @@ class EngineProcess:
             code = await process.wait()
             # What it said last (Fatal) may still be on its way through the socket.
             await asyncio.wait(tasks, timeout=0.1)
+        except asyncio.CancelledError:
+            await self._ask_to_end(endpoint)
+            raise
         finally:
             for task in tasks:
                 task.cancel()
@@ -227,19 +230,24 @@ class EngineProcess:
                     self._fatal = message
             self._on_message(message)
 
+    async def _ask_to_end(self, endpoint: ClientEndpoint) -> None:
+        """Shutdown by message: the engine leaves SIGTERM to us. One that loads would not hear it."""
+        process = self._process
+        if process is None or process.returncode is not None or self.status.state is not EngineState.READY:
+            return
+        try:
+            async with asyncio.timeout(_STOP_SECONDS):
+                await endpoint.send(Shutdown())
+                await process.wait()
+        except TimeoutError:
+            logger.warning("the engine process %d does not end; killing it", process.pid)
+
     async def _stop(self) -> None:
-        """End the engine: asked first, killed after _STOP_SECONDS."""
+        """The engine is gone after this."""
         process = self._process
         if process is not None and process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
-            try:
-                async with asyncio.timeout(_STOP_SECONDS):
-                    await process.wait()
-            except TimeoutError:
-                logger.warning("the engine process %d does not end; killing it", process.pid)
-                self.kill()
-                await process.wait()
+            self.kill()
+            await process.wait()
         if self.status.state is not EngineState.FAILED:
             self._set(state=EngineState.STOPPED, pid=0)
 
