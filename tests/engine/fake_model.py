@@ -37,6 +37,7 @@ class FakeModel:
 
     def __init__(self) -> None:
         self.layout = LAYOUT
+        self._logits = np.zeros((64, VOCAB_SIZE), dtype=np.float32)
         # Token counts of the forwards that succeeded.
         self.forwards: list[int] = []
 
@@ -51,7 +52,8 @@ class FakeModel:
         values[slots, 0] = tokens
         if (tokens == RAISE).any():
             raise RuntimeError("the fake model was told to fail")
-        logits = np.zeros((batch.logit_rows.numel(), VOCAB_SIZE), dtype=np.float32)
+        # Always the same memory: a caller who keeps rows across forwards has to notice.
+        logits = self._logits[: batch.logit_rows.numel()]
         tables = batch.block_tables.numpy()
         for row, token_row in enumerate(batch.logit_rows.tolist()):
             positions = np.arange(int(batch.positions[token_row]) + 1)

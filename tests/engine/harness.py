@@ -57,6 +57,9 @@ class Harness:
             result.matched_stop = output.matched_stop
             result.cached_tokens = output.cached_tokens
             result.error = output.error
+        for queue in (self.engine._scheduler.running, self.engine._scheduler.waiting):
+            arrivals = [request.arrival for request in queue]
+            assert arrivals == sorted(arrivals), "out of order: the wrong one would be preempted or wait"
 
     def run(self, *, max_steps: int = 5000) -> None:
         """Step until everything has ended, and check that no block is lost."""

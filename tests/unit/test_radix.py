@@ -134,6 +134,20 @@ def test_open_and_extend_refuse_without_changing_anything() -> None:
     manager.check_integrity()
 
 
+def test_forgetting_drops_what_no_other_prefix_needs() -> None:
+    manager = KVManager(8, BLOCK)
+    first, second = [1] * 4 + [2] * 4 + [3], [1] * 4 + [5] * 4 + [3]
+    tables = [manager.open(first), manager.open(second)]
+    for table, tokens in zip(tables, (first, second), strict=True):
+        assert table is not None
+        manager.commit(table, tokens, 9)
+        manager.close(table, forget=table is tables[1])
+    manager.check_integrity()
+    assert manager.num_cached == 2
+    again = manager.open(first)
+    assert again is not None and again.num_shared == 2
+
+
 class ManagerMachine(RuleBasedStateMachine):
     """Random sequences over a small alphabet and a small pool, checked against what each table must hold."""
 
@@ -174,10 +188,10 @@ class ManagerMachine(RuleBasedStateMachine):
             self.live[index] = (table, tokens + more, computed)
 
     @precondition(lambda self: self.live)
-    @rule(data=st.data())
-    def close(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), forget=st.booleans())
+    def close(self, data: st.DataObject, forget: bool) -> None:
         table, _, _ = self.live.pop(data.draw(st.integers(0, len(self.live) - 1)))
-        self.manager.close(table)
+        self.manager.close(table, forget=forget)
 
     @rule()
     def flush(self) -> None:
@@ -200,4 +214,4 @@ class ManagerMachine(RuleBasedStateMachine):
 
 
 TestManager = ManagerMachine.TestCase
-TestManager.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestManager.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

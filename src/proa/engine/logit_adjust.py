@@ -34,9 +34,7 @@ class LogitAdjuster:
         self._penalizes = bool(
             params.repetition_penalty != 1.0 or params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
         )
-        self._counts = _TokenCounts()
-        if params.repetition_penalty != 1.0:
-            self._counts.register(prompt)
+        self._counts = _TokenCounts(prompt if params.repetition_penalty != 1.0 else ())
 
     def observe(self, token: int) -> None:
         """Count one generated token."""
@@ -68,29 +66,21 @@ class LogitAdjuster:
 class _TokenCounts:
     """Distinct token ids and how often each was generated, in arrays that grow by doubling."""
 
-    def __init__(self) -> None:
-        self._index: dict[int, int] = {}
-        self._ids = np.zeros(64, dtype=np.int64)
-        self._counts = np.zeros(64, dtype=np.float32)
-
-    def register(self, tokens: Sequence[int]) -> None:
-        """Make `tokens` known without counting them."""
-        for token in tokens:
-            self._slot(token)
+    def __init__(self, known: Sequence[int]) -> None:
+        """`known` tokens are listed with a count of 0."""
+        self._index = {token: slot for slot, token in enumerate(dict.fromkeys(known))}
+        spare = np.zeros(max(64, len(self._index)), dtype=np.int64)
+        self._ids = np.concatenate([np.fromiter(self._index, dtype=np.int64, count=len(self._index)), spare])
+        self._counts = np.zeros(self._ids.size, dtype=np.float32)
 
     def add(self, token: int) -> None:
-        # Evaluated first: it may replace the arrays.
-        slot = self._slot(token)
+        slot = self._index.setdefault(token, len(self._index))
+        if slot == self._ids.size:
+            self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
+            self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+        self._ids[slot] = token
         self._counts[slot] += 1.0
 
     def arrays(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         size = len(self._index)
         return self._ids[:size], self._counts[:size]
-
-    def _slot(self, token: int) -> int:
-        slot = self._index.setdefault(token, len(self._index))
-        if slot == len(self._ids):
-            self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
-            self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
-        self._ids[slot] = token
-        return slot

@@ -65,7 +65,7 @@ class Request:
         """Take a generated token; the finish reason when it is the last."""
         self.tokens.append(token)
         self.adjuster.observe(token)
-        if token in self.end_ids and self.num_generated >= self.params.min_tokens:
+        if token in self.end_ids:  # never one before min_tokens: the adjuster masks them
             return "stop"
         if self.num_generated >= self.params.max_tokens or len(self.tokens) >= max_model_len:
             return "length"

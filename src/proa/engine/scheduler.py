@@ -148,9 +148,16 @@ class Scheduler:
             return False
         block_size = self._manager.block_size
         for other in self.running:
-            end = (other.num_computed // block_size + 1) * block_size
-            # The last token of a prompt is always computed, so only blocks before it can be waited for.
-            if end < len(request.tokens) and end <= other.prompt_len and request.tokens[:end] == other.tokens[:end]:
+            start = other.num_computed // block_size * block_size
+            end = start + block_size
+            # The last token of a prompt is always computed, so only blocks before it can be waited for. That block is
+            # compared first: it tells most prompts apart without a walk through all of them.
+            if (
+                end < len(request.tokens)
+                and end <= other.prompt_len
+                and request.tokens[start:end] == other.tokens[start:end]
+                and request.tokens[:start] == other.tokens[:start]
+            ):
                 return True
         return False
 
