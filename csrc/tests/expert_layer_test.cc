@@ -1,0 +1,134 @@
+// The expert layer against one linear after the other, and its bits under other batches and thread counts.
+#include "moe/expert_layer.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "gemm/linear.h"
+#include "tests/check.h"
+#include "tests/random_weight.h"
+
+namespace {
+
+using namespace proa;
+using format::WeightFormat;
+
+constexpr int64_t kExperts = 5, kHidden = 96, kIntermediate = 160, kTopK = 3, kMaxTokens = 170;
+
+struct Fixture {
+  runtime::ThreadPool& pool;
+  std::vector<gemm::PackedWeight> gate, up, down;
+  moe::ExpertLayer layer;
+
+  Fixture(runtime::ThreadPool& threads, WeightFormat weight, uint32_t seed)
+      : pool(threads), layer(config(weight, threads.num_threads())) {
+    test::Rng rng(seed);
+    const format::Shape in{kIntermediate, kHidden}, out{kHidden, kIntermediate};
+    for (int64_t e = 0; e < kExperts; ++e) {
+      const auto g = test::random_weight(rng, weight, in), u = test::random_weight(rng, weight, in),
+                 d = test::random_weight(rng, weight, out);
+      CHECK(!layer.is_loaded(e));
+      layer.load(pool, e, g.raw(), u.raw(), d.raw());
+      CHECK(layer.is_loaded(e));
+      gate.push_back(gemm::pack_weight(pool, *layer.config().gate_up_kernel, g.raw()));
+      up.push_back(gemm::pack_weight(pool, *layer.config().gate_up_kernel, u.raw()));
+      down.push_back(gemm::pack_weight(pool, *layer.config().down_kernel, d.raw()));
+    }
+  }
+
+  static moe::ExpertLayerConfig config(WeightFormat weight, int threads) {
+    const cpu::IsaMask isa = cpu::isa_choice().in_use;
+    const auto* kernel = gemm::select_kernel(weight, {kIntermediate, kHidden}, isa);
+    return {kExperts, kHidden, kIntermediate, weight, kernel, kernel, kMaxTokens, kTopK, threads};
+  }
+
+  std::vector<float> linear(const gemm::PackedWeight& weight, const std::vector<float>& x) {
+    std::vector<float> out(static_cast<size_t>(weight.shape.out_features));
+    const gemm::LinearJob job{&weight, x.data(), weight.shape.in_features, out.data(),
+                              weight.shape.out_features};
+    gemm::run_linears(pool, {&job, 1}, 1);
+    return out;
+  }
+
+  // One token the slow way: the same steps, so the same bits.
+  std::vector<float> expected(const float* x, const int32_t* ids, const float* weights) {
+    const std::vector<float> token(x, x + kHidden);
+    std::vector<float> sum(kHidden);
+    for (int64_t slot = 0; slot < kTopK; ++slot) {
+      if (ids[slot] < 0) continue;
+      const auto e = static_cast<size_t>(ids[slot]);
+      auto product = linear(gate[e], token);
+      const auto other = linear(up[e], token);
+      layer.config().gate_up_kernel->silu_mul(product.data(), other.data(), product.data(), kIntermediate);
+      const auto result = linear(down[e], product);
+      for (size_t r = 0; r < kHidden; ++r) sum[r] += weights[slot] * result[r];
+    }
+    return sum;
+  }
+
+  std::vector<float> forward(const std::vector<float>& x, const std::vector<int32_t>& ids,
+                             const std::vector<float>& weights, bool accumulate = false) {
+    std::vector<float> out(x.size(), accumulate ? 1.0f : -7.0f);
+    layer.forward(pool, {x.data(), ids.data(), weights.data(), out.data(),
+                         static_cast<int64_t>(x.size()) / kHidden, kTopK, accumulate});
+    return out;
+  }
+};
+
+std::vector<int32_t> random_ids(test::Rng& rng, int64_t tokens) {
+  std::vector<int32_t> ids;
+  for (int64_t i = 0; i < tokens * kTopK; ++i)
+    ids.push_back(static_cast<int32_t>(test::pick(rng, -1, kExperts - 1)));
+  return ids;
+}
+
+void matches_linears(Fixture& f, test::Rng& rng) {
+  for (int64_t tokens : {int64_t{1}, int64_t{2}, int64_t{20}, kMaxTokens}) {
+    const auto x = test::random_floats(rng, tokens * kHidden, 0.1f);
+    const auto weights = test::random_floats(rng, tokens * kTopK);
+    const auto ids = random_ids(rng, tokens);
+    const auto out = f.forward(x, ids, weights);
+    const auto added = f.forward(x, ids, weights, true);
+    for (int64_t t = 0; t < tokens; ++t) {
+      const auto row = f.expected(x.data() + t * kHidden, ids.data() + t * kTopK, weights.data() + t * kTopK);
+      bool same = true, same_added = true;
+      for (size_t r = 0; r < kHidden; ++r) {
+        same = same && out[static_cast<size_t>(t * kHidden) + r] == row[r];
+        same_added = same_added && added[static_cast<size_t>(t * kHidden) + r] == 1.0f + row[r];
+      }
+      CHECK(same);
+      CHECK(same_added);
+    }
+  }
+}
+
+// No slot used, one expert for all, and nothing at all.
+void edges(Fixture& f, test::Rng& rng) {
+  const auto x = test::random_floats(rng, 30 * kHidden, 0.1f);
+  const std::vector<float> weights(30 * kTopK, 0.5f);
+  for (float value : f.forward(x, std::vector<int32_t>(30 * kTopK, -1), weights)) CHECK_EQ(value, 0.0f);
+  const std::vector<int32_t> ids(30 * kTopK, 4);
+  const auto out = f.forward(x, ids, weights);
+  const auto row = f.expected(x.data() + 29 * kHidden, ids.data(), weights.data());
+  CHECK(std::equal(row.begin(), row.end(), out.end() - kHidden));
+  CHECK(f.forward({}, {}, {}).empty());
+}
+
+}  // namespace
+
+int main() {
+  runtime::ThreadPool one({0}), three({0, 0, 0});
+  for (auto weight :
+       {WeightFormat::kF32, WeightFormat::kBf16, WeightFormat::kInt4G32, WeightFormat::kFp8Block128}) {
+    test::Rng rng(3);
+    Fixture alone(one, weight, 4), crowd(three, weight, 4);
+    matches_linears(alone, rng);
+    edges(crowd, rng);
+    const auto x = test::random_floats(rng, kMaxTokens * kHidden, 0.1f);
+    const auto weights = test::random_floats(rng, kMaxTokens * kTopK);
+    const auto ids = random_ids(rng, kMaxTokens);
+    CHECK(alone.forward(x, ids, weights) == crowd.forward(x, ids, weights));
+    CHECK(alone.layer.workspace_bytes() > 0 && alone.layer.weight_bytes() > 0);
+  }
+  return test::result();
+}

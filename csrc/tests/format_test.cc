@@ -1,0 +1,103 @@
+// Packing and unpacking of every format, against what the checkpoint bytes mean.
+#include <bit>
+#include <cmath>
+
+#include "format/int4_g32.h"
+#include "tests/check.h"
+#include "tests/random_weight.h"
+
+namespace {
+
+using namespace proa;
+using format::WeightFormat;
+
+// The value of element (i, k), straight from the checkpoint bytes.
+float checkpoint_value(WeightFormat weight, const test::CheckpointWeight& source, int64_t i, int64_t k) {
+  const auto [out, in] = source.shape;
+  (void)out;
+  const auto* bytes = reinterpret_cast<const uint8_t*>(source.data.data());
+  const auto* words = reinterpret_cast<const uint16_t*>(source.data.data());
+  switch (weight) {
+    case WeightFormat::kF32:
+      return reinterpret_cast<const float*>(bytes)[i * in + k];
+    case WeightFormat::kBf16:
+      return base::bf16_to_f32(words[i * in + k]);
+    case WeightFormat::kInt4G32: {
+      const int u = bytes[i * in / 2 + k / 2] >> (k % 2 * 4) & 0x0f;
+      const auto* scales = reinterpret_cast<const uint16_t*>(source.scales.data());
+      return static_cast<float>(u - 8) * base::bf16_to_f32(scales[i * (in / 32) + k / 32]);
+    }
+    case WeightFormat::kFp8Block128: {
+      const auto* scales = reinterpret_cast<const float*>(source.scales.data());
+      return base::fp8_e4m3_to_f32(bytes[i * in + k]) * scales[i / 128 * ((in + 127) / 128) + k / 128];
+    }
+  }
+  return NAN;
+}
+
+void round_trip(WeightFormat weight, format::Shape shape, test::Rng& rng) {
+  const auto source = test::random_weight(rng, weight, shape);
+  const test::PackedMemory packed(weight, source);
+  std::vector<float> values(static_cast<size_t>(shape.out_features * shape.in_features));
+  format::unpack(weight, shape, packed.bytes(), values);
+  int64_t different = 0;
+  for (int64_t i = 0; i < shape.out_features; ++i)
+    for (int64_t k = 0; k < shape.in_features; ++k)
+      different +=
+          values[static_cast<size_t>(i * shape.in_features + k)] != checkpoint_value(weight, source, i, k);
+  CHECK_EQ(different, 0);
+}
+
+// Panels may be packed one by one in any order.
+void pieces_equal_whole(WeightFormat weight, test::Rng& rng) {
+  const auto source = test::random_weight(rng, weight, {300, 288});
+  const test::PackedMemory whole(weight, source), pieces(weight, source);
+  std::memset(pieces.bytes().data(), 0x55, pieces.bytes().size());
+  for (int64_t panel = source.shape.panels() - 1; panel >= 0; --panel)
+    format::pack_panels(weight, source.raw(), pieces.bytes(), panel, panel + 1);
+  std::vector<float> a(300 * 288), b(300 * 288);
+  format::unpack(weight, source.shape, whole.bytes(), a);
+  format::unpack(weight, source.shape, pieces.bytes(), b);
+  CHECK(a == b);
+}
+
+void int4_layout() {
+  // Row 0 holds -8 .. 7 twice, row 1 is constant: the packed block is the diagram of int4_g32.h.
+  test::CheckpointWeight source{{2, 32}, std::vector<std::byte>(32), std::vector<std::byte>(4)};
+  for (int i = 0; i < 16; ++i) {
+    source.data[static_cast<size_t>(i)] = static_cast<std::byte>((2 * i + 1) % 16 << 4 | (2 * i) % 16);
+    source.data[static_cast<size_t>(16 + i)] = std::byte{0x99};
+  }
+  const test::PackedMemory packed(WeightFormat::kInt4G32, source);
+  uint32_t words[16];
+  std::memcpy(words, packed.bytes().data(), 64);
+  CHECK_EQ(words[0], 0x76543210u);
+  CHECK_EQ(words[1], 0x99999999u);
+  CHECK_EQ(words[2], format::int4_g32::kZeroWord);
+  std::memcpy(words, packed.bytes().data() + 64, 64);
+  CHECK_EQ(words[0], 0xfedcba98u);
+}
+
+void names() {
+  for (auto weight :
+       {WeightFormat::kF32, WeightFormat::kBf16, WeightFormat::kInt4G32, WeightFormat::kFp8Block128})
+    CHECK(format::parse_format(format::format_name(weight)) == weight);
+  CHECK(!format::parse_format("int4"));
+}
+
+}  // namespace
+
+int main() {
+  test::Rng rng(1);
+  for (auto weight : {WeightFormat::kF32, WeightFormat::kBf16, WeightFormat::kFp8Block128})
+    for (format::Shape shape : {format::Shape{1, 1}, {16, 4}, {17, 3}, {130, 129}, {257, 300}})
+      round_trip(weight, shape, rng);
+  for (format::Shape shape : {format::Shape{1, 32}, {16, 64}, {33, 96}, {130, 320}})
+    round_trip(WeightFormat::kInt4G32, shape, rng);
+  for (auto weight :
+       {WeightFormat::kF32, WeightFormat::kBf16, WeightFormat::kInt4G32, WeightFormat::kFp8Block128})
+    pieces_equal_whole(weight, rng);
+  int4_layout();
+  names();
+  return test::result();
+}

@@ -1,0 +1,254 @@
+// Every cell this CPU can run gives the bits of the scalar cell; activations, silu and selection.
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "gemm/kernel.h"
+#include "gemm/quantized_act.h"
+#include "tests/check.h"
+#include "tests/random_weight.h"
+
+namespace {
+
+using namespace proa;
+using format::WeightFormat;
+
+constexpr WeightFormat kFormats[] = {WeightFormat::kF32, WeightFormat::kBf16, WeightFormat::kInt4G32,
+                                     WeightFormat::kFp8Block128};
+
+bool runnable(const gemm::Kernel& kernel) { return (kernel.required_isa & ~cpu::isa_choice().in_use) == 0; }
+
+const gemm::Kernel& scalar_kernel(WeightFormat weight) { return *gemm::select_kernel(weight, {32, 32}, 0); }
+
+// The rows `index` of x [num_rows, in] as `kernel` reads them.
+struct Activations {
+  std::vector<float> x;
+  std::vector<std::byte> quantized;
+  gemm::ActRows rows;
+
+  Activations(const gemm::Kernel& kernel, std::vector<float> values, int64_t in, const int32_t* index)
+      : x(std::move(values)) {
+    rows = {reinterpret_cast<const std::byte*>(x.data()), 4 * in, index};
+    if (kernel.quantize == nullptr) return;
+    const int64_t row_bytes = gemm::quantized_row_bytes(in);
+    const int64_t num_rows = static_cast<int64_t>(x.size()) / in;
+    quantized.resize(static_cast<size_t>(num_rows * row_bytes));
+    for (int64_t r = 0; r < num_rows; ++r)
+      kernel.quantize(x.data() + r * in, 0, in, in, quantized.data() + r * row_bytes);
+    rows = {quantized.data(), row_bytes, index};
+  }
+};
+
+struct Case {
+  format::Shape shape;
+  int64_t tokens;
+  int64_t panel_begin, panel_end;
+};
+
+// Rows outside the panel range and past out_features keep this.
+constexpr float kUntouched = 123.0f;
+
+std::vector<float> multiply(const gemm::Kernel& kernel, const Case& c, std::span<const std::byte> packed,
+                            const std::vector<float>& x, const std::vector<int32_t>& index) {
+  const Activations act(kernel, x, c.shape.in_features, index.data());
+  const int64_t stride = (c.panel_end - c.panel_begin) * format::kPanelRows + 3;
+  std::vector<float> out(static_cast<size_t>(c.tokens * stride), kUntouched);
+  kernel.gemm({packed.data(), c.shape, c.panel_begin, c.panel_end, act.rows, c.tokens, out.data(), stride});
+  return out;
+}
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+Case random_case(test::Rng& rng, WeightFormat weight) {
+  Case c{};
+  c.shape.out_features = test::pick(rng, 1, 70);
+  c.shape.in_features =
+      weight == WeightFormat::kInt4G32 ? 32 * test::pick(rng, 1, 12) : test::pick(rng, 1, 300);
+  c.tokens = test::pick(rng, 1, 4) == 1 ? 1 : test::pick(rng, 1, 40);
+  c.panel_begin = test::pick(rng, 0, c.shape.panels() - 1);
+  c.panel_end = test::pick(rng, c.panel_begin + 1, c.shape.panels());
+  return c;
+}
+
+void check_case(test::Rng& rng, WeightFormat weight, const Case& c) {
+  const auto source = test::random_weight(rng, weight, c.shape);
+  const test::PackedMemory packed(weight, source);
+  const int64_t num_rows = c.tokens + 2;
+  const auto x = test::random_floats(rng, num_rows * c.shape.in_features);
+  std::vector<int32_t> index;
+  for (int64_t t = 0; t < c.tokens; ++t)
+    index.push_back(static_cast<int32_t>(test::pick(rng, 0, num_rows - 1)));
+  const auto expected = multiply(scalar_kernel(weight), c, packed.bytes(), x, index);
+  for (const gemm::Kernel* kernel : gemm::all_kernels()) {
+    if (kernel->weight != weight || !runnable(*kernel)) continue;
+    const auto out = multiply(*kernel, c, packed.bytes(), x, index);
+    if (!same_bits(out, expected))
+      test::report(false, __FILE__, __LINE__,
+                   std::string(kernel->name) + " differs from ref at [" +
+                       std::to_string(c.shape.out_features) + ", " + std::to_string(c.shape.in_features) +
+                       "], " + std::to_string(c.tokens) + " tokens, panels " + std::to_string(c.panel_begin) +
+                       " .. " + std::to_string(c.panel_end));
+  }
+}
+
+// The scalar cells against float64: the tolerance is (K + 3) eps sum |w x|, for int4 on the quantized
+// activations.
+void scalar_is_right(test::Rng& rng, WeightFormat weight) {
+  const format::Shape shape{40, 160};
+  const auto source = test::random_weight(rng, weight, shape);
+  const test::PackedMemory packed(weight, source);
+  std::vector<float> w(40 * 160);
+  format::unpack(weight, shape, packed.bytes(), w);
+  auto x = test::random_floats(rng, 160);
+  const auto& kernel = scalar_kernel(weight);
+  const auto out = multiply(kernel, {shape, 1, 0, 3}, packed.bytes(), x, {0});
+  if (kernel.quantize != nullptr) {
+    for (size_t g = 0; g < 5; ++g) {
+      float largest = 0.0f;
+      for (size_t c = 0; c < 32; ++c) largest = std::max(largest, std::fabs(x[32 * g + c]));
+      const float d = largest / 127.0f;
+      for (size_t c = 0; c < 32; ++c) x[32 * g + c] = std::nearbyint(x[32 * g + c] / d) * d;
+    }
+  }
+  for (size_t i = 0; i < 40; ++i) {
+    double sum = 0.0, size = 0.0;
+    for (size_t k = 0; k < 160; ++k) {
+      sum += double{w[i * 160 + k]} * x[k];
+      size += std::fabs(double{w[i * 160 + k]} * x[k]);
+    }
+    CHECK(std::fabs(out[i] - sum) <= 163 * 0x1p-24 * size);
+  }
+}
+
+// u = 15 in every weight and |q| = 127 in every activation: the largest sums an int16 path meets.
+void extremes() {
+  const format::Shape shape{16, 64};
+  test::CheckpointWeight source{shape, std::vector<std::byte>(16 * 32, std::byte{0xff}), {}};
+  source.scales = test::bytes_of(std::vector<uint16_t>(32, base::f32_to_bf16(1.0f)));
+  const test::PackedMemory packed(WeightFormat::kInt4G32, source);
+  for (float sign : {1.0f, -1.0f})
+    for (const gemm::Kernel* kernel : gemm::all_kernels()) {
+      if (kernel->weight != WeightFormat::kInt4G32 || !runnable(*kernel)) continue;
+      const auto out =
+          multiply(*kernel, {shape, 1, 0, 1}, packed.bytes(), std::vector<float>(64, sign * 127.0f), {0});
+      for (size_t r = 0; r < 16; ++r) CHECK_EQ(out[r], sign * 7.0f * 127.0f * 64.0f);
+    }
+}
+
+// All 256 codes, each alone in its row.
+void fp8_codes() {
+  const format::Shape shape{256, 4};
+  std::vector<uint8_t> codes(256 * 4);
+  for (size_t i = 0; i < 256; ++i) codes[4 * i + i % 4] = static_cast<uint8_t>(i);
+  const test::CheckpointWeight source{shape, test::bytes_of(codes),
+                                      test::bytes_of(std::vector<float>(2, 1.0f))};
+  const test::PackedMemory packed(WeightFormat::kFp8Block128, source);
+  for (const gemm::Kernel* kernel : gemm::all_kernels()) {
+    if (kernel->weight != WeightFormat::kFp8Block128 || !runnable(*kernel)) continue;
+    for (int64_t tokens : {1, 3}) {
+      const auto out =
+          multiply(*kernel, {shape, tokens, 0, 16}, packed.bytes(), std::vector<float>(12, 1.0f), {0, 1, 2});
+      for (size_t i = 0; i < 256; ++i) {
+        const float expected = base::fp8_e4m3_to_f32(static_cast<uint8_t>(i));
+        CHECK(std::isnan(expected) ? std::isnan(out[i]) : out[i] == expected);
+      }
+    }
+  }
+}
+
+void quantization(test::Rng& rng) {
+  const auto& scalar = scalar_kernel(WeightFormat::kInt4G32);
+  auto x = test::random_floats(rng, 320);
+  for (size_t i = 0; i < 32; ++i) x[i] = 0.0f;                                    // an empty group
+  for (size_t i = 32; i < 64; ++i) x[i] = 0x1p-149f * static_cast<float>(i % 9);  // d underflows to 0
+  for (size_t i = 64; i < 96; ++i) x[i] = 0x1p-149f * 190.0f;                     // d is subnormal: clamped
+  for (size_t i = 96; i < 128; ++i)
+    x[i] = (static_cast<float>(i) - 96.5f) * (i % 2 == 0 ? 1.0f : -1.0f);  // halves
+  const auto bytes = static_cast<size_t>(gemm::quantized_row_bytes(320));
+  std::vector<std::byte> expected(bytes), row(bytes);
+  scalar.quantize(x.data(), 0, 320, 320, expected.data());
+  for (const gemm::Kernel* kernel : gemm::all_kernels()) {
+    if (kernel->quantize == nullptr || !runnable(*kernel)) continue;
+    kernel->quantize(x.data() + 64, 64, 256, 320, row.data());  // in two parts
+    kernel->quantize(x.data(), 0, 64, 320, row.data());
+    CHECK(row == expected);
+  }
+  x[200] = std::numeric_limits<float>::quiet_NaN();
+  for (const gemm::Kernel* kernel : gemm::all_kernels()) {
+    if (kernel->quantize == nullptr || !runnable(*kernel)) continue;
+    kernel->quantize(x.data(), 0, 320, 320, row.data());
+    CHECK(std::isnan(gemm::quantized_row(row.data(), 320).scale[6]));
+  }
+}
+
+// silu within 3 ulp of float64 (exp 2, add and divide half each), the same bits in every cell, odd lengths
+// included.
+void silu() {
+  std::vector<float> gate;
+  for (float x = -110.0f; x < 110.0f; x += 0.0137f) gate.push_back(x);
+  gate.insert(gate.end(), {0.0f, -0.0f, 1e-30f, -1e-30f, 3e38f, -3e38f});
+  const std::vector<float> up(gate.size(), 1.0f);
+  std::vector<float> expected(gate.size()), out(gate.size());
+  const auto n = static_cast<int64_t>(gate.size());
+  scalar_kernel(WeightFormat::kF32).silu_mul(gate.data(), up.data(), expected.data(), n);
+  double worst = 0.0;
+  for (size_t i = 0; i < gate.size(); ++i) {
+    const double exact = double{gate[i]} / (1.0 + std::exp(-double{gate[i]}));
+    // Below the normal range of 1 / exp the result is 0 instead of a subnormal.
+    if (std::fabs(exact) >= 0x1p-120)
+      worst = std::max(worst, std::fabs(expected[i] - exact) / std::ldexp(1.0, std::ilogb(exact) - 23));
+    else
+      CHECK(std::fabs(expected[i]) <= 0x1p-120);
+  }
+  CHECK(worst <= 3.0);
+  for (const gemm::Kernel* kernel : gemm::all_kernels()) {
+    if (!runnable(*kernel)) continue;
+    for (int64_t first : {0, 1, 7, 15}) {
+      kernel->silu_mul(gate.data() + first, up.data(), out.data(), n - first);
+      CHECK(std::memcmp(out.data(), expected.data() + first,
+                        static_cast<size_t>(n - first) * sizeof(float)) == 0);
+    }
+    float nan = std::numeric_limits<float>::quiet_NaN();
+    kernel->silu_mul(&nan, up.data(), out.data(), 1);
+    CHECK(std::isnan(out[0]));
+  }
+}
+
+void selection() {
+  const format::Shape odd{16, 48};
+  CHECK(gemm::select_kernel(WeightFormat::kInt4G32, odd, cpu::isa_choice().in_use) == nullptr);
+  for (const auto& candidate : gemm::explain_selection(WeightFormat::kInt4G32, odd, ~cpu::IsaMask{0})) {
+    CHECK(!candidate.chosen);
+    CHECK(candidate.reason.find("32") != std::string::npos);
+  }
+  for (WeightFormat weight : kFormats) {
+    int chosen = 0;
+    for (const auto& candidate : gemm::explain_selection(weight, {16, 64}, cpu::kAvx2Tier)) {
+      CHECK(!candidate.reason.empty());
+      if (candidate.chosen) CHECK_EQ(std::string(candidate.kernel->name).substr(0, 5), std::string("avx2."));
+      chosen += candidate.chosen;
+    }
+    CHECK_EQ(chosen, 1);
+    CHECK_EQ(std::string(scalar_kernel(weight).name).substr(0, 4), std::string("ref."));
+  }
+}
+
+}  // namespace
+
+int main() {
+  test::Rng rng(2);
+  for (WeightFormat weight : kFormats) {
+    scalar_is_right(rng, weight);
+    for (int i = 0; i < 60; ++i) check_case(rng, weight, random_case(rng, weight));
+    check_case(rng, weight, {{37, 256}, 150, 0, 3});  // more tokens than one pass takes
+  }
+  extremes();
+  fp8_codes();
+  quantization(rng);
+  silu();
+  selection();
+  return test::result();
+}

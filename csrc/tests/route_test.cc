@@ -1,0 +1,103 @@
+// Ties, groups, bias, weights and logits that are not numbers.
+#include "moe/route.h"
+
+#include <cmath>
+#include <limits>
+#include <set>
+#include <vector>
+
+#include "tests/check.h"
+
+namespace {
+
+using proa::moe::route;
+using proa::moe::RouteOptions;
+using proa::moe::Score;
+
+struct Routed {
+  std::vector<int32_t> ids;
+  std::vector<float> weights;
+};
+
+Routed run(const RouteOptions& options, const std::vector<float>& logits,
+           const std::vector<float>& bias = {}) {
+  const auto k = static_cast<size_t>(options.top_k);
+  Routed routed{std::vector<int32_t>(k), std::vector<float>(k)};
+  CHECK(proa::moe::route_error(options) == nullptr);
+  route(options, logits.data(), bias.empty() ? nullptr : bias.data(), 1, routed.ids.data(),
+        routed.weights.data());
+  return routed;
+}
+
+void ties() {
+  const auto routed = run({.num_experts = 6, .top_k = 3}, {1, 2, 2, 0, 2, 2});
+  CHECK((routed.ids == std::vector<int32_t>{1, 2, 4}));
+  for (float weight : routed.weights) CHECK(std::fabs(weight - 1.0f / 3.0f) <= 3 * 0x1p-24f);
+}
+
+void bias_ranks_but_does_not_weigh() {
+  const RouteOptions options{
+      .num_experts = 4, .top_k = 2, .score = Score::kSigmoid, .renormalize = false, .scale = 2.0f};
+  const auto routed = run(options, {0, 0, 0, 5}, {0, 9, 0, 0});
+  CHECK((routed.ids == std::vector<int32_t>{1, 3}));
+  CHECK_EQ(routed.weights[0], 1.0f);
+  CHECK_EQ(routed.weights[1], 2.0f / (1.0f + std::exp(-5.0f)));
+}
+
+void groups() {
+  // Group 0 holds the best expert, group 1 the best pair: with one group, group 1 wins.
+  RouteOptions options{
+      .num_experts = 6, .top_k = 2, .score = Score::kSigmoid, .num_groups = 2, .top_groups = 1};
+  CHECK((run(options, {3, -9, -9, 2, 2, -9}).ids == std::vector<int32_t>{3, 4}));
+  // Biased scores below 0 still beat masked experts.
+  CHECK((run(options, {0, 0, 0, 0, 0, 0}, {-3, -3, -3, -2, -2, -2}).ids == std::vector<int32_t>{3, 4}));
+  options.top_groups = 2;
+  CHECK((run(options, {3, -9, -9, 2, 2, -9}).ids == std::vector<int32_t>{0, 3}));
+}
+
+void errors() {
+  const RouteOptions good{.num_experts = 8, .top_k = 4, .num_groups = 4, .top_groups = 2};
+  const auto bad = [&](auto change) {
+    RouteOptions options = good;
+    change(options);
+    CHECK(proa::moe::route_error(options) != nullptr);
+  };
+  CHECK(proa::moe::route_error(good) == nullptr);
+  bad([](RouteOptions& o) { o.top_k = 0; });
+  bad([](RouteOptions& o) { o.top_k = 5; });
+  bad([](RouteOptions& o) { o.num_groups = 3; });
+  bad([](RouteOptions& o) { o.num_groups = 0; });
+  bad([](RouteOptions& o) { o.top_groups = 5; });
+  bad([](RouteOptions& o) {
+    o.num_groups = 8;
+    o.top_groups = 4;
+  });
+  bad([](RouteOptions& o) { o.eps = -1.0f; });
+  bad([](RouteOptions& o) { o.scale = std::numeric_limits<float>::infinity(); });
+}
+
+// Ids stay valid and distinct, so that no kernel reads outside its weights.
+void not_numbers() {
+  const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
+  for (Score score : {Score::kSoftmax, Score::kSigmoid})
+    for (const std::vector<float>& logits : {std::vector<float>(8, nan),
+                                             {nan, 1, nan, 2, inf, -inf, 0, 0},
+                                             std::vector<float>(8, inf),
+                                             std::vector<float>(8, -inf)}) {
+      const auto ids =
+          run({.num_experts = 8, .top_k = 4, .score = score, .num_groups = 4, .top_groups = 2}, logits).ids;
+      CHECK_EQ(std::set<int32_t>(ids.begin(), ids.end()).size(), size_t{4});
+      for (int32_t id : ids) CHECK(id >= 0 && id < 8);
+    }
+}
+
+}  // namespace
+
+int main() {
+  ties();
+  bias_ranks_but_does_not_weigh();
+  groups();
+  errors();
+  not_numbers();
+  return proa::test::result();
+}
