@@ -1,4 +1,4 @@
-"""Fixtures of the model tests: one thread pool, and tiny checkpoints built once per session."""
+"""Fixtures of the model tests: one runtime, and tiny checkpoints built once per session."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
+import torch
 import transformers
 from tests.models.variants import Variant, build
 
@@ -33,9 +34,20 @@ class Case:
     reference: transformers.PreTrainedModel
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_torch_thread():
+    """The references are tiny: torch's threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def runtime() -> CpuRuntime:
-    with CpuRuntime() as runtime:
+    # One thread: on busy machines a join waits for whoever else has the core. Threads change no bit (see
+    # test_batch_independence), only time.
+    with CpuRuntime(1) as runtime:
         yield runtime
 
 

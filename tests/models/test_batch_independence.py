@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
+from tests.models.conftest import MAX_TOKENS
 from tests.models.paging import Pager, all_logits
 from tests.models.variants import VARIANTS, VOCAB
+
+from proa.models import load_model
+from proa.native.runtime import CpuRuntime
+from proa.weights.checkpoint import Checkpoint
 
 LENGTH = 40
 COVERING = ("deepseek_groups_yarn", "deepseek_fp8", "kimi_int4", "glm_norm_bias", "qwen3_fp8", "mixtral_bf16")
@@ -71,3 +78,11 @@ def test_logits_of_chosen_rows_only(make_case):
     pager = Pager(model, num_blocks=8)
     last = pager.forward([(pager.sequence(LENGTH), ids)], last_only=True)
     assert torch.equal(last, in_one_forward(model, ids)[-1:])
+
+
+@covering
+def test_more_threads_change_no_bit(variant, make_case):
+    case = make_case(variant)
+    with CpuRuntime(len(os.sched_getaffinity(0))) as threads:
+        model = load_model(Checkpoint.open(case.path), threads, max_tokens=MAX_TOKENS, max_positions=256)
+        assert torch.equal(in_one_forward(model, prompt(1)), in_one_forward(case.model, prompt(1)))

@@ -51,6 +51,7 @@ YARN = {
     "mscale": 1.0,
     "mscale_all_dim": 0.7,
 }
+YARN_GROUPS = {"n_group": 4, "topk_group": 2, "rope_scaling": YARN, "rms_norm_eps": 1e-3}
 # Nothing here is a multiple of 128: every fp8 block grid has a ragged edge in both directions.
 RAGGED = {"hidden_size": 160, "intermediate_size": 192, "moe_intermediate_size": 144}
 WIDE_HEADS = {"qk_nope_head_dim": 128, "v_head_dim": 128, "kv_lora_rank": 160} | {
@@ -74,7 +75,7 @@ class Variant:
 
 
 VARIANTS = [
-    Variant("deepseek_groups_yarn", "deepseek_v3", "f32", MLA | {"n_group": 4, "topk_group": 2, "rope_scaling": YARN}),
+    Variant("deepseek_groups_yarn", "deepseek_v3", "f32", MLA | YARN_GROUPS),
     Variant("deepseek_bf16", "deepseek_v3", "bf16", MLA | {"n_group": 2, "topk_group": 1}),
     Variant("deepseek_fp8", "deepseek_v3", "fp8", MLA | RAGGED | {"n_group": 4, "topk_group": 2}),
     Variant("deepseek_fp8_blocks", "deepseek_v3", "fp8", MLA | RAGGED | WIDE_HEADS),
