@@ -118,7 +118,10 @@ bool Array::import_tensor(nb::handle source) {
   const DlExchange* exchange = exchange_of(Py_TYPE(source.ptr()));
   if (exchange == nullptr) return false;
   DlTensor tensor{};
-  if (exchange->tensor_from_object(source.ptr(), &tensor) != 0) nb::raise_python_error();
+  if (exchange->tensor_from_object(source.ptr(), &tensor) != 0) {
+    PyErr_Clear();
+    fail("a dense tensor on the CPU without gradient", "one that is not");
+  }
   if (tensor.device.type != kDlCpu) fail("a tensor on the CPU", "one on another device");
   if (tensor.ndim > kMaxRank) fail("at most 4 dimensions", std::to_string(tensor.ndim));
   dtype_ = dtype_of(tensor.dtype);

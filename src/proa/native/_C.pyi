@@ -1,3 +1,6 @@
+# The extension's name and its argument names are fixed in C++.
+# ruff: noqa: A002, N999
+
 from collections.abc import Sequence
 from typing import Any, TypeAlias, TypedDict
 
@@ -133,9 +136,7 @@ def route(
     scale: float = 1.0,
 ) -> None: ...
 def rms_norm(pool: ThreadPool, x: Array, weight: Array, eps: float, out: Array) -> None: ...
-def add_rms_norm(
-    pool: ThreadPool, residual: Array, delta: Array, weight: Array, eps: float, out: Array
-) -> None: ...
+def add_rms_norm(pool: ThreadPool, residual: Array, delta: Array, weight: Array, eps: float, out: Array) -> None: ...
 def rope(
     pool: ThreadPool,
     x: Array,

@@ -1,10 +1,9 @@
 """The native operators on torch tensors: zero copy, results written into `out`, the GIL released while they compute.
 
 T tokens, H hidden, E experts, k top-k. Tensors are on the CPU and C-contiguous unless a row stride is allowed ("rows
-strided": only the last dimension must be contiguous). Where bf16 is allowed a numpy array passes it as uint16, and numpy
-arrays are taken everywhere. Wrong dtypes raise TypeError; wrong ranks, shapes, layouts and out-of-range ids raise
-ValueError, before anything is read or written. A row of a result has the same bits whatever the batch around it, the
-number of threads and the ISA.
+strided": only the last dimension must be contiguous). Numpy arrays are taken too; they pass bf16 as uint16. Wrong dtypes
+raise TypeError; wrong ranks, shapes, layouts and out-of-range ids raise ValueError, before anything is read or written.
+A row of a result has the same bits whatever the batch around it, the number of threads and the ISA.
 """
 
 from __future__ import annotations
@@ -101,7 +100,8 @@ def paged_attention(
 
     q: float32 `[T, Hq, Dk]`; k_cache `[slots, Hkv, Dk]` and v_cache `[slots, Hkv, Dv]`, both float32 or both bf16;
     out: float32 `[T, Hq, Dv]`; rows strided (MLA passes `v_cache = k_cache[:, :, :Dv]`). Head h reads kv head
-    `h // (Hq // Hkv)`. Position p of sequence s is in slot `block_tables[s, p // block_size] * block_size + p % block_size`.
+    `h // (Hq // Hkv)`. Position p of sequence s is in slot
+    `block_tables[s, p // block_size] * block_size + p % block_size`.
     block_tables: int32 `[S, max_blocks]`; sequence_ids, positions: int32 `[T]`.
     """
     _C.paged_attention(
@@ -119,7 +119,10 @@ def paged_attention(
 
 
 def embedding_rows(pool: ThreadPool, table: Array, ids: Array, out: Array) -> None:
-    """`out[t] = table[ids[t]]`. table: float32 or bf16 `[V, H]`, rows strided; ids: int32 `[T]`; out: float32 `[T, H]`."""
+    """`out[t] = table[ids[t]]`.
+
+    table: float32 or bf16 `[V, H]`; out: float32 `[T, H]`; rows strided. ids: int32 `[T]`.
+    """
     _C.embedding_rows(pool, _view(table), _view(ids), _view(out))
 
 
@@ -158,8 +161,8 @@ def route(
 ) -> None:
     """Chooses the top-k experts of each token; of equal scores the lower expert wins.
 
-    logits: float32 `[T, E]`. ids: int32 `[T, k]` and weights: float32 `[T, k]` are written. bias: float32 `[E]`, added to
-    the scores ("softmax" or "sigmoid" of the logits) for the choice only. Groups rank by the sum of their two best
+    logits: float32 `[T, E]`. ids: int32 `[T, k]` and weights: float32 `[T, k]` are written. bias: float32 `[E]`, added
+    to the scores ("softmax" or "sigmoid" of the logits) for the choice only. Groups rank by the sum of their two best
     biased scores; experts outside the best `top_groups` groups are out. Weights are the unbiased scores, divided by
     (their sum + eps) with `renormalize`, times `scale`.
     """
