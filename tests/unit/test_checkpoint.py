@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,25 @@ def test_config_of_absurd_size(single: Path) -> None:
         Checkpoint.open(single)
 
 
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_config_that_is_a_device_or_a_pipe(single: Path, name: str) -> None:
+    (single / name).unlink(missing_ok=True)
+    (single / name).symlink_to("/dev/zero")  # reading it would exhaust memory
+    with pytest.raises(CheckpointError, match="regular file"):
+        _ = Checkpoint.open(single).generation_config
+    (single / name).unlink()
+    os.mkfifo(single / name)  # reading it would block
+    with pytest.raises(CheckpointError, match="regular file"):
+        _ = Checkpoint.open(single).generation_config
+
+
+@pytest.mark.parametrize("name", ["", "a\x1b[2J", "\ud800"])
+def test_unprintable_name_in_the_index(sharded: Path, name: str) -> None:
+    write_index(sharded, {name: "one.safetensors"})
+    with pytest.raises(CheckpointError, match="printable"):
+        Checkpoint.open(sharded)
+
+
 def test_missing_shard(sharded: Path) -> None:
     (sharded / "two.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"two\.safetensors"):
@@ -145,6 +165,7 @@ def test_missing_shard(sharded: Path) -> None:
         "",
         "a\\b.safetensors",
         "x\0.safetensors",
+        "\ud800.safetensors",
         5,
         None,
     ],

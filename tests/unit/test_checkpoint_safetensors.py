@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,15 @@ def test_faulty_header_names_the_file(tmp_path: Path, fault: str) -> None:
     assert str(path) in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["", "x" * 600, "a\x1b[2Jb", "a\nb", "lone \ud800 surrogate"])
+def test_unprintable_names_are_refused_in_a_printable_message(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / "x.safetensors", {name: entry()}, DATA[:24])
+    with pytest.raises(CheckpointError, match="printable tensor names") as caught:
+        SafetensorsFile.open(path)
+    assert str(caught.value).isprintable()
+    str(caught.value).encode()
+
+
 def test_duplicate_tensor_names_are_refused(tmp_path: Path) -> None:
     one = json.dumps(entry())
     path = write(tmp_path / "x.safetensors", f'{{"a": {one}, "a": {one}}}'.encode(), DATA[:24])
@@ -164,6 +174,12 @@ def test_missing_file_and_directory(tmp_path: Path) -> None:
     for path in (tmp_path / "no.safetensors", tmp_path):
         with pytest.raises(CheckpointError):
             SafetensorsFile.open(path)
+
+
+def test_pipes_and_devices_are_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.safetensors")
+    with pytest.raises(CheckpointError, match="regular file"):
+        SafetensorsFile.open(tmp_path / "x.safetensors")
 
 
 fuzzed_json = st.recursive(

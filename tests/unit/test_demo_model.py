@@ -257,14 +257,17 @@ def test_built_once_whoever_asks(tmp_path: Path, fake_builder: type[FakeBuilder]
 
 def test_a_failed_build_leaves_nothing_and_can_be_repeated(tmp_path: Path, fake_builder: type[FakeBuilder]) -> None:
     fake_builder.fail = True
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(CheckpointError, match="disk full"):
         ensure_demo_model(tmp_path)
     assert [path.name for path in (tmp_path / "models").iterdir() if not path.name.endswith(".lock")] == []
     fake_builder.fail = False
-    killed = tmp_path / "models" / ".smollm2-135m-moe-abc"  # what a killed builder leaves
+    killed = tmp_path / "models" / ".smollm2-135m-moe.build-abc"  # what a killed builder leaves
+    other = tmp_path / "models" / ".smollm2-135m-moe-int4_g32.build-abc"  # may be at work, under a lock of its own
     killed.mkdir()
+    other.mkdir()
     assert (ensure_demo_model(tmp_path) / "config.json").exists()
     assert not killed.exists()
+    assert other.exists()
 
 
 def test_unknown_format(tmp_path: Path) -> None:

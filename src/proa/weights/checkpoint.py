@@ -16,7 +16,7 @@ from proa.core.errors import CheckpointError
 from proa.weights.json_file import read_json_object
 from proa.weights.quantization import check_quantization
 from proa.weights.read_ahead import ReadAhead, ReadRange
-from proa.weights.safetensors import SafetensorsFile
+from proa.weights.safetensors import SafetensorsFile, check_tensor_name
 
 __all__ = ["Checkpoint", "RawTensor"]
 
@@ -182,8 +182,9 @@ def _read_index(path: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(str(path), "weight_map to map tensor names to files", type(weight_map).__name__)
     for name, shard in weight_map.items():
+        check_tensor_name(name, str(path))
         # A plain name cannot leave the directory. Symbolic links stay allowed: hub caches consist of them.
-        plain = isinstance(shard, str) and Path(shard).name == shard and not {"\\", "\0"} & set(shard)
+        plain = isinstance(shard, str) and Path(shard).name == shard and shard.isprintable() and "\\" not in shard
         if not plain or not shard.endswith(".safetensors"):
             got = repr(shard)[:200]
             raise CheckpointError(f"{path}: {name}", "the plain file name of a .safetensors shard", got)

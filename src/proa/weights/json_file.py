@@ -15,15 +15,17 @@ MAX_JSON_FILE_BYTES = 256 << 20
 
 def read_json_object(path: Path, max_bytes: int = MAX_JSON_FILE_BYTES) -> dict[str, Any]:
     """The JSON object in `path`. CheckpointError when missing, larger than `max_bytes`, or not a strict JSON object."""
+    if not path.exists():
+        raise CheckpointError(str(path), "a file", "nothing", "download the whole checkpoint directory")
+    if not path.is_file():  # a pipe would block, a device never end
+        raise CheckpointError(str(path), "a regular file", "something else")
     try:
-        size = path.stat().st_size
-        if size > max_bytes:
-            raise CheckpointError(str(path), f"a JSON file of at most {max_bytes} bytes", f"{size} bytes")
-        raw = path.read_bytes()
-    except FileNotFoundError:
-        raise CheckpointError(str(path), "a file", "nothing", "download the whole checkpoint directory") from None
+        with path.open("rb") as file:
+            raw = file.read(max_bytes + 1)
     except OSError as error:
         raise CheckpointError(str(path), "a readable file", error.strerror or error) from None
+    if len(raw) > max_bytes:
+        raise CheckpointError(str(path), f"a JSON file of at most {max_bytes} bytes", "a larger one")
     return parse_json_object(raw, str(path))
 
 

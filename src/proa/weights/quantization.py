@@ -53,7 +53,9 @@ def _check_compressed_tensors(config: dict[str, Any], where: str) -> None:
     for group in groups.values():
         weights = group.get("weights") if isinstance(group, dict) else None
         if not isinstance(weights, dict):
-            raise CheckpointError(f"{where}: quantization_config.config_groups", "weights as an object", weights)
+            raise CheckpointError(
+                f"{where}: quantization_config.config_groups", "weights as an object", repr(weights)[:200]
+            )
         if config.get("format") != "pack-quantized" and group.get("format") != "pack-quantized":
             raise _unsupported(where, f"compressed-tensors format {config.get('format')!r}")
         _expect(weights, _INT4_WEIGHTS, where)

@@ -17,10 +17,11 @@ import numpy as np
 from proa.core.errors import CheckpointError
 from proa.weights.json_file import parse_json_object
 
-__all__ = ["NUMPY_DTYPES", "SafetensorsFile", "TensorEntry"]
+__all__ = ["NUMPY_DTYPES", "SafetensorsFile", "TensorEntry", "check_tensor_name"]
 
 MAX_HEADER_BYTES = 100_000_000
 MAX_RANK = 8
+MAX_NAME_LENGTH = 512
 
 # Types numpy lacks are viewed as unsigned integers of their width.
 NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
@@ -73,6 +74,8 @@ class SafetensorsFile:
     def open(cls, path: Path) -> SafetensorsFile:
         """Map `path` and check its whole header. CheckpointError naming the file (and tensor) for any fault."""
         where = str(path)
+        if path.exists() and not path.is_file():  # opening a pipe would block
+            raise CheckpointError(where, "a regular file", "something else")
         try:
             with path.open("rb") as file:
                 size = path.stat().st_size
@@ -110,6 +113,12 @@ class SafetensorsFile:
 _REDOWNLOAD = "download the file again"
 
 
+def check_tensor_name(name: str, where: str) -> None:
+    """CheckpointError unless `name` can be printed: names end up in messages, logs and terminals."""
+    if not 0 < len(name) <= MAX_NAME_LENGTH or not name.isprintable():
+        raise CheckpointError(where, f"printable tensor names of at most {MAX_NAME_LENGTH} characters", _short(name))
+
+
 def _parse_header(mapping: mmap.mmap, where: str) -> dict[str, TensorEntry]:
     header_bytes = int.from_bytes(mapping[:8], "little")
     if header_bytes > MAX_HEADER_BYTES:
@@ -131,7 +140,8 @@ def _check_metadata(metadata: Any, where: str) -> None:
 
 
 def _parse_entry(name: str, value: Any, data_begin: int, where: str) -> TensorEntry:
-    where = f"{where}: {name[:200]}"
+    check_tensor_name(name, where)
+    where = f"{where}: {name}"
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
         raise CheckpointError(where, "an object with dtype, shape and data_offsets", _short(value))
     dtype = value["dtype"]
