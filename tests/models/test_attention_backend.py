@@ -1,0 +1,29 @@
+"""The list of attention backends, and the CPU one over several pools."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.models.paging import Pager, all_logits
+from tests.models.test_batch_independence import in_one_forward, prompt
+from tests.models.variants import VARIANTS
+
+from proa.attention.backend import create_attention
+from proa.core.errors import ConfigError
+
+
+def test_unknown_backend_names_the_known_ones(runtime):
+    with pytest.raises(ConfigError, match=r"\['cpu'\], got fast"):
+        create_attention("fast", runtime)
+
+
+def test_one_model_serves_two_pools_in_turn(make_case):
+    """The backend keeps views of the pool it saw last: they must follow the pool."""
+    model = make_case(VARIANTS[0]).model
+    pagers = [Pager(model, num_blocks=8), Pager(model, num_blocks=8)]
+    sequences = [pager.sequence(40) for pager in pagers]
+    for first, second in zip(prompt(1).split(8), prompt(2).split(8), strict=True):
+        pagers[0].forward([(sequences[0], first)])
+        pagers[1].forward([(sequences[1], second)])
+    for seed, sequence in enumerate(sequences, start=1):
+        assert torch.equal(all_logits(sequence), in_one_forward(model, prompt(seed)))
