@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -146,6 +149,38 @@ def test_forgetting_drops_what_no_other_prefix_needs() -> None:
     assert manager.num_cached == 2
     again = manager.open(first)
     assert again is not None and again.num_shared == 2
+
+
+def leak(manager: KVManager, table: BlockTable) -> None:
+    table.block_ids.pop()
+
+
+def own_twice(manager: KVManager, table: BlockTable) -> None:
+    table.block_ids[-1] = manager._pool.free_blocks()[0]
+
+
+def lose_a_lock(manager: KVManager, table: BlockTable) -> None:
+    manager._tree.unlock(table.node)
+
+
+def lose_a_holder(manager: KVManager, table: BlockTable) -> None:
+    manager._tree.lock(table.node.parent)
+
+
+def swap_a_shared_block(manager: KVManager, table: BlockTable) -> None:
+    table.block_ids[0] = table.block_ids[1]
+
+
+@pytest.mark.parametrize("damage", [leak, own_twice, lose_a_lock, lose_a_holder, swap_a_shared_block])
+def test_integrity_check_finds(damage: Callable[[KVManager, BlockTable], None]) -> None:
+    manager = KVManager(8, BLOCK)
+    table = manager.open(list(range(10)))
+    assert table is not None
+    manager.commit(table, list(range(10)), 10)
+    manager.check_integrity()
+    damage(manager, table)
+    with pytest.raises(AssertionError):
+        manager.check_integrity()
 
 
 class ManagerMachine(RuleBasedStateMachine):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 
 from proa.kvcache.block_pool import BlockPool
@@ -132,22 +133,16 @@ class KVManager:
             f"free {len(free)} + cached {len(cached)} + owned {len(owned)} = {len(every)}, "
             f"{len(set(every))} distinct, of {self.num_blocks} blocks"
         )
-        locked = {table.node for table in self._tables} - {self._tree.root}
-        protected = set()
-        for leaf in locked:
-            node: RadixNode | None = leaf
-            while node is not None and node is not self._tree.root and node not in protected:
-                protected.add(node)
-                node = node.parent
-        assert len(protected) == self._tree.num_protected, (
-            f"{self._tree.num_protected} blocks protected, live sequences use {len(protected)}"
-        )
+        holders = Counter(table.node for table in self._tables)
+        for node in self._tree.nodes():
+            locks = node.references - sum(child.references > 0 for child in node.children.values())
+            assert locks == holders[node], f"block {node.block} has {locks} locks, {holders[node]} tables end in it"
         for table in self._tables:
-            node = table.node
+            ancestor: RadixNode | None = table.node
             for block in reversed(table.block_ids[: table.num_shared]):
-                assert node is not None and node.block == block
-                node = node.parent
-            assert node is self._tree.root
+                assert ancestor is not None and ancestor.block == block
+                ancestor = ancestor.parent
+            assert ancestor is self._tree.root
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
