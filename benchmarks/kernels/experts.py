@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -116,18 +117,18 @@ def main() -> None:
     parser.add_argument("--formats", nargs="+", default=["int4_g32", "fp8_block128", "bf16"])
     parser.add_argument("--tokens", nargs="+", type=int, default=[1, 4, 16, 64, 512])
     parser.add_argument("--seconds", type=float, default=1.0, help="per cell")
-    parser.add_argument("--jsonl", help="append results to this file")
+    parser.add_argument("--jsonl", type=Path, help="append results to this file")
     args = parser.parse_args()
     print(f"{'dims':>14} {'kernel':>20} {'tokens':>6} {'ms':>9} {'GB/s':>7} {'of read':>8} {'GFLOP/s':>8}")
     for result in run(args):
         share = result.gb_per_s / result.read_gb_per_s
         print(
-            f"{result.dims:>14} {result.kernel:>20} {result.tokens:>6} {result.median_ms:>9.2f} {result.gb_per_s:>7.2f} "
-            f"{share:>8.0%} {result.gflop_per_s:>8.1f}",
+            f"{result.dims:>14} {result.kernel:>20} {result.tokens:>6} {result.median_ms:>9.2f} "
+            f"{result.gb_per_s:>7.2f} {share:>8.0%} {result.gflop_per_s:>8.1f}",
             flush=True,
         )
         if args.jsonl:
-            with open(args.jsonl, "a") as file:
+            with args.jsonl.open("a") as file:
                 file.write(json.dumps(asdict(result)) + "\n")
 
 

@@ -1,0 +1,221 @@
+"""ExpertLayer against float64 with a derived error bound, its bits under other batches, and what it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.kernels.weight_cases import EPS, FORMATS, WeightCase, product
+
+from proa.native import _C
+
+HIDDEN, INTERMEDIATE, EXPERTS, TOP_K, MAX_TOKENS = 96, 160, 6, 3, 160
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Random experts (gate, up, down) of one layer."""
+
+    format: str
+    linears: list[tuple[WeightCase, WeightCase, WeightCase]]
+
+    @classmethod
+    def make(cls, fmt: str, seed: int = 0) -> Experts:
+        rng = np.random.default_rng(seed)
+        shapes = [(INTERMEDIATE, HIDDEN), (INTERMEDIATE, HIDDEN), (HIDDEN, INTERMEDIATE)]
+        return cls(fmt, [tuple(WeightCase.make(fmt, *shape, rng) for shape in shapes) for _ in range(EXPERTS)])
+
+    def load(self, pool: _C.ThreadPool) -> _C.ExpertLayer:
+        layer = _C.ExpertLayer(pool, EXPERTS, HIDDEN, INTERMEDIATE, self.format, max_tokens=MAX_TOKENS, max_top_k=TOP_K)
+        for expert, (gate, up, down) in enumerate(self.linears):
+            layer.load(expert, gate.data, gate.scales, up.data, up.scales, down.data, down.scales)
+        return layer
+
+    def exact(self, x: np.ndarray, ids: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(float64 result with activations as the kernels see them, bound on the error of the float32 computation)."""
+        x, weights = x.astype(np.float64), weights.astype(np.float64)
+        result, bound = np.zeros_like(x), np.zeros_like(x)
+        for token, slot in np.argwhere(ids >= 0):
+            gate, up, down = (case.values for case in self.linears[ids[token, slot]])
+            row = x[token : token + 1]
+            (g, g_error), (u, u_error) = product(self.format, gate, row), product(self.format, up, row)
+            silu = g / (1 + np.exp(-g))
+            middle = silu * u
+            # |silu'| < 1.1; exp to 2 ulp, an addition, a division and a product: fewer than 8 roundings.
+            error = 1.1 * g_error * (np.abs(u) + u_error) + np.abs(silu) * u_error
+            error += 8 * EPS * (np.abs(middle) + error)
+            value, value_error = (array[0] for array in product(self.format, down, middle, error))
+            result[token] += weights[token, slot] * value
+            bound[token] += abs(weights[token, slot]) * (value_error + 2 * TOP_K * EPS * (np.abs(value) + value_error))
+        return result, bound
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Inputs of one forward."""
+
+    x: np.ndarray
+    ids: np.ndarray
+    weights: np.ndarray
+
+    @classmethod
+    def make(cls, tokens: int, seed: int, lowest_id: int = -1) -> Batch:
+        rng = np.random.default_rng(seed)
+        return cls(
+            rng.standard_normal((tokens, HIDDEN), np.float32),
+            rng.integers(lowest_id, EXPERTS, (tokens, TOP_K)).astype(np.int32),
+            rng.standard_normal((tokens, TOP_K), np.float32),
+        )
+
+    def __getitem__(self, rows: Any) -> Batch:
+        return Batch(*(np.ascontiguousarray(array[rows]) for array in (self.x, self.ids, self.weights)))
+
+
+def forward(layer: _C.ExpertLayer, batch: Batch, accumulate_onto: float | None = None) -> np.ndarray:
+    out = np.full_like(batch.x, np.nan if accumulate_onto is None else accumulate_onto)
+    layer.forward(batch.x, batch.ids, batch.weights, out, accumulate=accumulate_onto is not None)
+    return out
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def experts(request: pytest.FixtureRequest) -> Experts:
+    return Experts.make(request.param)
+
+
+def test_result_is_within_its_error_bound(pool: _C.ThreadPool, experts: Experts) -> None:
+    layer = experts.load(pool)
+
+    @settings(max_examples=15, deadline=None)
+    @given(st.integers(1, 40), st.integers(0, 2**32))
+    def check(tokens: int, seed: int) -> None:
+        batch = Batch.make(tokens, seed)
+        out = forward(layer, batch)
+        exact, bound = experts.exact(batch.x, batch.ids, batch.weights)
+        assert (np.abs(out - exact) <= bound).all()
+        # The bound is one: half the size of the result would let anything pass.
+        assert np.linalg.norm(bound) < 0.5 * np.linalg.norm(exact) or np.all(batch.ids < 0)
+
+    check()
+
+
+def test_rows_do_not_depend_on_batch_order_or_threads(
+    pool: _C.ThreadPool, single: _C.ThreadPool, crowd: _C.ThreadPool, experts: Experts
+) -> None:
+    layer = experts.load(pool)
+    batch = Batch.make(MAX_TOKENS, 1)
+    out = forward(layer, batch)
+    order = np.random.default_rng(2).permutation(MAX_TOKENS)
+    np.testing.assert_array_equal(forward(layer, batch[order]), out[order])
+    np.testing.assert_array_equal(np.concatenate([forward(layer, batch[i : i + 1]) for i in range(MAX_TOKENS)]), out)
+    np.testing.assert_array_equal(
+        np.concatenate([forward(layer, batch[i : i + 7]) for i in range(0, MAX_TOKENS, 7)]), out
+    )
+    np.testing.assert_array_equal(forward(experts.load(single), batch), out)
+    np.testing.assert_array_equal(forward(experts.load(crowd), batch), out)
+
+
+def test_one_expert_for_all_tokens(pool: _C.ThreadPool, experts: Experts) -> None:
+    layer = experts.load(pool)
+    batch = Batch.make(MAX_TOKENS, 3)
+    same = Batch(batch.x, np.full_like(batch.ids, 4), batch.weights)
+    exact, bound = experts.exact(same.x, same.ids, same.weights)
+    assert (np.abs(forward(layer, same) - exact) <= bound).all()
+
+
+def test_skipped_slots_and_accumulation(pool: _C.ThreadPool, experts: Experts) -> None:
+    layer = experts.load(pool)
+    batch = Batch.make(9, 4)
+    batch.ids[3] = -1
+    batch.weights[batch.ids < 0] = np.nan  # never read into the sum
+    out = forward(layer, batch)
+    assert np.isfinite(out).all() and (out[3] == 0).all()
+    np.testing.assert_array_equal(forward(layer, batch, accumulate_onto=2.0), np.float32(2) + out)
+    empty = Batch(batch.x, np.full_like(batch.ids, -1), batch.weights)
+    assert (forward(layer, empty) == 0).all()
+    assert forward(layer, batch[:0]).shape == (0, HIDDEN)
+
+
+def test_a_dense_mlp_is_one_expert(pool: _C.ThreadPool, experts: Experts) -> None:
+    gate, up, down = experts.linears[0]
+    layer = _C.ExpertLayer(pool, 1, HIDDEN, INTERMEDIATE, experts.format, max_tokens=8, max_top_k=1)
+    layer.load(0, gate.data, gate.scales, up.data, up.scales, down.data, down.scales)
+    batch = Batch(Batch.make(8, 5).x, np.zeros((8, 1), np.int32), np.ones((8, 1), np.float32))
+    exact, bound = experts.exact(batch.x, batch.ids, batch.weights)
+    assert (np.abs(forward(layer, batch) - exact) <= bound).all()
+
+
+def test_attributes(pool: _C.ThreadPool, experts: Experts) -> None:
+    layer = experts.load(pool)
+    bits = {"f32": 32, "bf16": 16, "int4_g32": 4.5, "fp8_block128": 8}[experts.format]
+    weights = EXPERTS * 3 * HIDDEN * INTERMEDIATE * bits / 8
+    assert layer.num_experts == EXPERTS and layer.kernel.endswith(experts.format)
+    assert weights <= layer.nbytes <= weights * 1.02 + 4096
+    pairs = MAX_TOKENS * TOP_K
+    assert (
+        0 < layer.workspace_bytes <= MAX_TOKENS * 4 * HIDDEN + pairs * 4 * INTERMEDIATE + pool.num_threads * (4 << 20)
+    )
+
+
+FORWARD_REFUSALS = [
+    ({"x": np.ones((2, HIDDEN), np.float64)}, TypeError),
+    ({"x": np.ones((2, HIDDEN + 1), np.float32)}, ValueError),
+    ({"x": np.ones((2, 2 * HIDDEN), np.float32)[:, ::2]}, ValueError),
+    ({"ids": np.zeros((2, 2), np.int64)}, TypeError),
+    ({"ids": np.zeros((3, 2), np.int32)}, ValueError),
+    ({"ids": np.full((2, 2), EXPERTS, np.int32)}, ValueError),
+    ({"ids": np.full((2, 2), -2, np.int32)}, ValueError),
+    ({"ids": np.full((2, 2), 1, np.int32)}, ValueError),  # not loaded
+    ({"ids": np.zeros((2, 4), np.int32), "weights": np.ones((2, 4), np.float32)}, ValueError),
+    ({"weights": np.ones((2, 3), np.float32)}, ValueError),
+    ({"out": np.ones((1, HIDDEN), np.float32)}, ValueError),
+    ({"out": np.broadcast_to(np.ones(HIDDEN, np.float32), (2, HIDDEN))}, ValueError),
+]
+
+
+@pytest.mark.parametrize("change,error", FORWARD_REFUSALS)
+def test_forward_refuses(pool: _C.ThreadPool, change: dict[str, Any], error: type[Exception]) -> None:
+    gate, up, down = Experts.make("f32").linears[0]
+    layer = _C.ExpertLayer(pool, EXPERTS, HIDDEN, INTERMEDIATE, "f32", max_tokens=4, max_top_k=3)
+    layer.load(0, gate.data, None, up.data, None, down.data, None)
+    assert layer.is_loaded(0) and not layer.is_loaded(1)
+    good = {
+        "x": np.ones((2, HIDDEN), np.float32),
+        "ids": np.zeros((2, 2), np.int32),
+        "weights": np.ones((2, 2), np.float32),
+        "out": np.ones((2, HIDDEN), np.float32),
+    }
+    layer.forward(**good)
+    with pytest.raises(error, match=r"\[ExpertLayer.forward\] expected .*, got "):
+        layer.forward(**(good | change))
+
+
+def test_forward_refuses_more_tokens_than_planned(pool: _C.ThreadPool, experts: Experts) -> None:
+    with pytest.raises(ValueError, match=r"at most max_tokens = 160 tokens, got 161"):
+        forward(experts.load(pool), Batch.make(MAX_TOKENS + 1, 0))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"num_experts": 0}, {"hidden": -1}, {"intermediate": 0}, {"format": "int4"}, {"activation": "gelu"}]
+    + [{"max_tokens": 0}, {"max_top_k": 0}, {"format": "int4_g32", "intermediate": 48}],
+)
+def test_constructor_refuses(pool: _C.ThreadPool, change: dict[str, Any]) -> None:
+    good: dict[str, Any] = {"num_experts": 2, "hidden": 32, "intermediate": 32, "format": "f32"}
+    with pytest.raises(ValueError, match=r"\[ExpertLayer\] expected .*, got "):
+        _C.ExpertLayer(pool, **(good | change))
+
+
+def test_load_refuses(pool: _C.ThreadPool) -> None:
+    layer = _C.ExpertLayer(pool, 2, 32, 64, "f32")
+    gate, down = np.ones((64, 32), np.float32), np.ones((32, 64), np.float32)
+    with pytest.raises(ValueError, match="expert in 0 .. 1, got 2"):
+        layer.load(2, gate, None, gate, None, down, None)
+    with pytest.raises(ValueError, match=r"expected down with shape \[32, 64\]"):
+        layer.load(0, gate, None, gate, None, gate, None)
+    with pytest.raises(ValueError, match=r"\[ExpertLayer.is_loaded\]"):
+        layer.is_loaded(-1)
+    assert not layer.is_loaded(0)

@@ -1,0 +1,95 @@
+"""Random checkpoint weights with their values decoded independently of the extension, and error bounds of products."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+FORMATS = ("f32", "bf16", "int4_g32", "fp8_block128")
+EPS = 2.0**-24  # largest relative error of one float32 rounding
+
+
+@dataclass(frozen=True, slots=True)
+class WeightCase:
+    """Checkpoint arrays of one linear [out, in] and the exact values they stand for (float64)."""
+
+    format: str
+    data: np.ndarray
+    scales: np.ndarray | None
+    values: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.values.shape
+
+    @classmethod
+    def make(cls, fmt: str, rows: int, columns: int, rng: np.random.Generator) -> WeightCase:
+        """Values of order 1 / sqrt(columns)."""
+        std = np.float32(columns**-0.5)
+        if fmt == "int4_g32":
+            return cls._int4(rows, columns, std, rng)
+        if fmt == "fp8_block128":
+            return cls._fp8(rows, columns, std, rng)
+        values = rng.standard_normal((rows, columns), np.float32) * std
+        if fmt == "bf16":
+            data = to_bf16(values)
+            return cls(fmt, data, None, from_bf16(data))
+        return cls(fmt, values, None, values.astype(np.float64))
+
+    @classmethod
+    def _int4(cls, rows: int, columns: int, std: np.float32, rng: np.random.Generator) -> WeightCase:
+        q = rng.integers(-8, 8, (rows, columns))
+        scales = to_bf16(rng.uniform(0.1, 0.4, (rows, columns // 32)).astype(np.float32) * std)
+        u = (q + 8).astype(np.uint8)
+        values = q * np.repeat(from_bf16(scales), 32, axis=1)
+        return cls("int4_g32", u[:, 0::2] | u[:, 1::2] << 4, scales, values)
+
+    @classmethod
+    def _fp8(cls, rows: int, columns: int, std: np.float32, rng: np.random.Generator) -> WeightCase:
+        codes = torch.from_numpy(rng.standard_normal((rows, columns), np.float32)).to(torch.float8_e4m3fn)
+        scales = rng.uniform(0.5, 2, (-(-rows // 128), -(-columns // 128))).astype(np.float32) * std
+        grid = np.kron(scales.astype(np.float64), np.ones((128, 128)))[:rows, :columns]
+        return cls("fp8_block128", codes.view(torch.uint8).numpy(), scales, codes.double().numpy() * grid)
+
+
+def to_bf16(values: np.ndarray) -> np.ndarray:
+    """Round to nearest even, as uint16."""
+    return torch.from_numpy(values).bfloat16().view(torch.uint16).numpy()
+
+
+def from_bf16(bits: np.ndarray) -> np.ndarray:
+    """The float64 values of bf16 bits."""
+    return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+def quantized(x: np.ndarray, x_error: np.ndarray | float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    """(d * q, bound on its error) of the int8 activations per 32 columns, for x known within x_error.
+
+    d = absmax / 127 and q = round(x / d). Rounding errors move d a little; they change q, by one, only where x / d is
+    that close to a half.
+    """
+    groups, errors = (np.broadcast_to(v, x.shape).reshape(*x.shape[:-1], -1, 32) for v in (x, x_error))
+    d = np.abs(groups).max(axis=-1, keepdims=True) / 127
+    d_relative = errors.max(axis=-1, keepdims=True) / (127 * d) + 2 * EPS
+    ratio = groups / d
+    q = np.round(ratio)
+    slack = errors / d * (1 + d_relative) + np.abs(ratio) * (d_relative + 2 * EPS)
+    flips = np.abs(ratio - q) >= 0.5 - slack
+    error = d * (flips + np.abs(q) * d_relative) * (1 + d_relative)
+    return (d * q).reshape(x.shape), error.reshape(x.shape)
+
+
+def product(
+    fmt: str, values: np.ndarray, x: np.ndarray, x_error: np.ndarray | float = 0.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """(x @ values.T with activations as the kernels see them, bound on its error), x [T, in] known within x_error.
+
+    One float32 accumulator: at most `in` roundings, each relative to the sum of magnitudes so far; the scales of fp8
+    and int4 add fewer than three per term.
+    """
+    if fmt == "int4_g32":
+        x, x_error = quantized(x, x_error)
+    terms = (values.shape[1] + 3) * EPS * 1.01
+    return x @ values.T, (np.abs(x) * terms + x_error * (1 + terms)) @ np.abs(values).T
