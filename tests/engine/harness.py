@@ -1,4 +1,4 @@
-"""An engine around the fake model, in this process."""
+"""Drives an engine in this process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from fake_model import LAYOUT, FakeModel
 from proa.core.sampling_params import SamplingParams
 from proa.engine.build import LoadedModel, build_engine
 from proa.engine.config import EngineConfig
-from proa.engine.engine import Engine
 from proa.engine.kv_plan import KVPlan
 from proa.ipc.messages import Generate, TokenLogprob
 
@@ -27,19 +26,26 @@ class Result:
     error: str = ""
 
 
+def fake_engine(*, num_blocks: int = 64, max_model_len: int = 512, **config: Any) -> Harness:
+    """A small engine around the fake model."""
+    settings = {"block_size": 4, "max_running_requests": 8, "chunked_prefill_size": 32, **config}
+    engine_config = EngineConfig(model_path="", to_engine="", from_engine="", **settings)
+    plan = KVPlan(
+        num_blocks=num_blocks,
+        block_size=engine_config.block_size,
+        dtype="float32",
+        max_model_len=min(max_model_len, num_blocks * engine_config.block_size),
+        notes={},
+    )
+    return Harness(engine_config, LoadedModel(FakeModel(), LAYOUT, plan, (EOS,)))
+
+
 class Harness:
-    def __init__(self, *, num_blocks: int = 64, max_model_len: int = 512, **config: Any) -> None:
-        settings = {"block_size": 4, "max_running_requests": 8, "chunked_prefill_size": 32, **config}
-        self.config = EngineConfig(model_path="", to_engine="", from_engine="", **settings)
-        self.model = FakeModel()
-        plan = KVPlan(
-            num_blocks=num_blocks,
-            block_size=self.config.block_size,
-            dtype="float32",
-            max_model_len=min(max_model_len, num_blocks * self.config.block_size),
-            notes={},
-        )
-        self.engine: Engine = build_engine(self.config, LoadedModel(self.model, LAYOUT, plan, (EOS,)))
+    """An engine in this process and everything it answered, by rid."""
+
+    def __init__(self, config: EngineConfig, loaded: LoadedModel) -> None:
+        self.model: Any = loaded.model
+        self.engine = build_engine(config, loaded)
         self.results: dict[str, Result] = {}
 
     def submit(self, rid: str, prompt: list[int], *, group: str = "", **sampling: Any) -> None:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 from fake_model import NAN_LOGITS, POINT_MASS, RAISE, greedy
-from harness import EOS, Harness
+from harness import EOS, fake_engine
 
 
 def prompt(seed: int, length: int) -> list[int]:
@@ -12,13 +12,13 @@ def prompt(seed: int, length: int) -> list[int]:
 
 
 def test_tokens_are_those_of_the_model_without_cache() -> None:
-    assert Harness().generate(prompt(0, 10), max_tokens=40).tokens == greedy(prompt(0, 10), 40)
+    assert fake_engine().generate(prompt(0, 10), max_tokens=40).tokens == greedy(prompt(0, 10), 40)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 4, 7, 64])
 @pytest.mark.parametrize("radix", [True, False])
 def test_same_tokens_batched_chunked_and_alone(chunk: int, radix: bool) -> None:
-    harness = Harness(chunked_prefill_size=chunk, disable_radix_cache=not radix)
+    harness = fake_engine(chunked_prefill_size=chunk, disable_radix_cache=not radix)
     for i in range(8):
         harness.submit(f"r{i}", prompt(i, 5 + 6 * i), max_tokens=12)
     harness.run()
@@ -27,7 +27,7 @@ def test_same_tokens_batched_chunked_and_alone(chunk: int, radix: bool) -> None:
 
 
 def test_prefill_chunks_run_beside_decode() -> None:
-    harness = Harness(chunked_prefill_size=8)
+    harness = fake_engine(chunked_prefill_size=8)
     harness.submit("decoding", prompt(1, 4), max_tokens=30)
     harness.step()
     harness.submit("long", prompt(2, 100), max_tokens=2)
@@ -44,7 +44,7 @@ def test_prefill_chunks_run_beside_decode() -> None:
 
 
 def test_cached_prefix_gives_the_same_tokens_and_is_counted() -> None:
-    harness = Harness()
+    harness = fake_engine()
     base = prompt(3, 21)
     first = harness.generate(base, "first", max_tokens=9)
     again = harness.generate(base, "again", max_tokens=9)
@@ -61,7 +61,7 @@ def test_cached_prefix_gives_the_same_tokens_and_is_counted() -> None:
 
 
 def test_wholly_cached_prompt_computes_its_last_block_again() -> None:
-    harness = Harness()
+    harness = fake_engine()
     base = prompt(4, 16)
     harness.generate(base, "first", max_tokens=8)
     again = harness.generate(base, "again", max_tokens=8)
@@ -70,7 +70,7 @@ def test_wholly_cached_prompt_computes_its_last_block_again() -> None:
 
 
 def test_choices_of_a_group_prefill_once() -> None:
-    harness = Harness(chunked_prefill_size=16)
+    harness = fake_engine(chunked_prefill_size=16)
     base = prompt(5, 50)
     for i in range(6):
         harness.submit(f"c{i}", base, group="g", max_tokens=5, temperature=1.0, seed=i)
@@ -78,12 +78,12 @@ def test_choices_of_a_group_prefill_once() -> None:
     # One prefills 50 tokens; each of the others finds 48 and computes 2.
     assert sum(harness.model.forwards) == 50 + 5 * 2 + 6 * 4
     assert len({tuple(harness.results[f"c{i}"].tokens) for i in range(6)}) > 1
-    alone = Harness().generate(base, max_tokens=5, temperature=1.0, seed=3)
+    alone = fake_engine().generate(base, max_tokens=5, temperature=1.0, seed=3)
     assert harness.results["c3"].tokens == alone.tokens
 
 
 def test_choices_survive_the_abort_of_the_one_that_prefills() -> None:
-    harness = Harness(chunked_prefill_size=8)
+    harness = fake_engine(chunked_prefill_size=8)
     for i in range(3):
         harness.submit(f"c{i}", prompt(5, 50), group="g", max_tokens=3)
     harness.step()
@@ -94,7 +94,7 @@ def test_choices_survive_the_abort_of_the_one_that_prefills() -> None:
 
 
 def test_a_stranger_passes_requests_that_wait_for_a_prefix() -> None:
-    harness = Harness(chunked_prefill_size=8)
+    harness = fake_engine(chunked_prefill_size=8)
     harness.submit("a", prompt(5, 44), max_tokens=1)
     harness.submit("b", prompt(5, 44) + [20] * 6, max_tokens=1)
     harness.submit("c", prompt(6, 4), max_tokens=1)
@@ -107,19 +107,21 @@ def test_a_stranger_passes_requests_that_wait_for_a_prefix() -> None:
 
 @pytest.mark.parametrize("radix", [True, False])
 def test_preemption_loses_nothing(radix: bool) -> None:
-    harness = Harness(num_blocks=20, disable_radix_cache=not radix)
+    harness = fake_engine(num_blocks=20, disable_radix_cache=not radix)
     for i in range(6):
         harness.submit(f"r{i}", prompt(i, 8), max_tokens=30, temperature=float(i % 2), seed=i, presence_penalty=0.3)
     harness.run()
     assert harness.engine._scheduler.num_preempted > 0
     for i in range(6):
-        alone = Harness().generate(prompt(i, 8), max_tokens=30, temperature=float(i % 2), seed=i, presence_penalty=0.3)
+        alone = fake_engine().generate(
+            prompt(i, 8), max_tokens=30, temperature=float(i % 2), seed=i, presence_penalty=0.3
+        )
         assert harness.results[f"r{i}"].tokens == alone.tokens
         assert harness.results[f"r{i}"].cached_tokens == 0
 
 
 def test_oldest_is_never_preempted_and_ends_first() -> None:
-    harness = Harness(num_blocks=12, max_model_len=48)
+    harness = fake_engine(num_blocks=12, max_model_len=48)
     for i in range(4):
         harness.submit(f"r{i}", prompt(i, 8), max_tokens=40)
     order = []
@@ -132,7 +134,7 @@ def test_oldest_is_never_preempted_and_ends_first() -> None:
 
 @pytest.mark.parametrize("stage", ["queue", "prefill", "decode"])
 def test_abort_frees_blocks_at_once(stage: str) -> None:
-    harness = Harness(chunked_prefill_size=8, max_running_requests=1)
+    harness = fake_engine(chunked_prefill_size=8, max_running_requests=1)
     if stage == "queue":
         harness.submit("other", prompt(1, 4), max_tokens=5)
         harness.step()
@@ -153,7 +155,7 @@ def test_abort_frees_blocks_at_once(stage: str) -> None:
 
 
 def test_abort_of_everything_and_of_nothing() -> None:
-    harness = Harness()
+    harness = fake_engine()
     harness.engine.abort("never heard of")
     assert not harness.engine.has_work
     for i in range(12):
@@ -166,7 +168,7 @@ def test_abort_of_everything_and_of_nothing() -> None:
 
 
 def test_flush_empties_the_cache_only_when_idle() -> None:
-    harness = Harness()
+    harness = fake_engine()
     harness.submit("a", prompt(1, 20), max_tokens=3)
     harness.step()
     assert not harness.engine.flush()
@@ -181,45 +183,45 @@ def test_ends_at_eos_at_stop_ids_and_at_limits() -> None:
     expected = greedy(base, 30)
     stop = expected[4]
     assert stop not in expected[:4]
-    result = Harness().generate(base, max_tokens=30, stop_token_ids=(stop,))
+    result = fake_engine().generate(base, max_tokens=30, stop_token_ids=(stop,))
     assert (result.tokens, result.finish_reason, result.matched_stop) == (expected[:5], "stop", stop)
-    result = Harness().generate(base, max_tokens=4)
+    result = fake_engine().generate(base, max_tokens=4)
     assert (result.tokens, result.finish_reason, result.matched_stop) == (expected[:4], "length", None)
-    result = Harness(max_model_len=16).generate(base, max_tokens=30)
+    result = fake_engine(max_model_len=16).generate(base, max_tokens=30)
     assert (result.tokens, result.finish_reason) == (expected[:10], "length")
-    result = Harness().generate(base, max_tokens=0)
+    result = fake_engine().generate(base, max_tokens=0)
     assert (result.tokens, result.finish_reason) == ([], "length")
 
 
 def test_eos_min_tokens_and_ignore_eos() -> None:
     force_eos = {EOS: 100.0}
-    result = Harness().generate(prompt(8, 6), max_tokens=9, ignore_eos=False, logit_bias=force_eos)
+    result = fake_engine().generate(prompt(8, 6), max_tokens=9, ignore_eos=False, logit_bias=force_eos)
     assert (result.tokens, result.finish_reason, result.matched_stop) == ([EOS], "stop", EOS)
-    result = Harness().generate(prompt(8, 6), max_tokens=9, ignore_eos=False, logit_bias=force_eos, min_tokens=4)
+    result = fake_engine().generate(prompt(8, 6), max_tokens=9, ignore_eos=False, logit_bias=force_eos, min_tokens=4)
     assert (len(result.tokens), result.tokens.index(EOS), result.finish_reason) == (5, 4, "stop")
-    result = Harness().generate(prompt(8, 6), max_tokens=9, ignore_eos=True, logit_bias=force_eos)
+    result = fake_engine().generate(prompt(8, 6), max_tokens=9, ignore_eos=True, logit_bias=force_eos)
     assert (result.tokens, result.finish_reason) == ([EOS] * 9, "length")
-    masked = Harness().generate(
+    masked = fake_engine().generate(
         prompt(8, 6), max_tokens=6, min_tokens=3, stop_token_ids=(11, 12), logit_bias={11: 90.0, 12: 80.0}
     )
     assert not {11, 12} & set(masked.tokens[:3]) and masked.tokens[3:] == [11]
 
 
 def test_seeded_tokens_do_not_depend_on_the_batch() -> None:
-    alone = Harness().generate(prompt(9, 6), max_tokens=20, temperature=1.5, seed=4)
-    harness = Harness(chunked_prefill_size=3)
+    alone = fake_engine().generate(prompt(9, 6), max_tokens=20, temperature=1.5, seed=4)
+    harness = fake_engine(chunked_prefill_size=3)
     for i in range(7):
         harness.submit(f"x{i}", prompt(i, 7), max_tokens=25, temperature=1.0)
     harness.step()
     harness.submit("seeded", prompt(9, 6), max_tokens=20, temperature=1.5, seed=4)
     harness.run()
     assert harness.results["seeded"].tokens == alone.tokens
-    assert Harness().generate(prompt(9, 6), max_tokens=20, temperature=1.5, seed=5).tokens != alone.tokens
+    assert fake_engine().generate(prompt(9, 6), max_tokens=20, temperature=1.5, seed=5).tokens != alone.tokens
 
 
 def test_without_seed_answers_differ_unless_the_engine_has_one() -> None:
     def two(**config: int) -> list[list[int]]:
-        harness = Harness(**config)
+        harness = fake_engine(**config)
         return [harness.generate(prompt(1, 5), rid, max_tokens=20, temperature=1.5).tokens for rid in "ab"]
 
     first, second = two(), two()
@@ -228,18 +230,18 @@ def test_without_seed_answers_differ_unless_the_engine_has_one() -> None:
 
 
 def test_logprobs_are_of_the_raw_logits() -> None:
-    result = Harness().generate(prompt(1, 5), max_tokens=4, logprobs=3, logit_bias={20: 100.0})
+    result = fake_engine().generate(prompt(1, 5), max_tokens=4, logprobs=3, logit_bias={20: 100.0})
     assert result.tokens == [20] * 4
     for entry in result.logprobs:
         assert entry.token_id == 20
         assert len(entry.top) == 3 and entry.top[0][1] >= entry.top[1][1] >= entry.top[2][1] >= entry.logprob
-    plain = Harness().generate(prompt(1, 5), max_tokens=1, logprobs=0)
+    plain = fake_engine().generate(prompt(1, 5), max_tokens=1, logprobs=0)
     assert plain.logprobs[0].top == [] and plain.logprobs[0].logprob < 0.0
 
 
 @pytest.mark.parametrize("bad", [RAISE, NAN_LOGITS])
 def test_a_fault_ends_its_request_and_no_other(bad: int) -> None:
-    harness = Harness(chunked_prefill_size=200)
+    harness = fake_engine(chunked_prefill_size=200)
     for i in range(4):
         harness.submit(f"r{i}", prompt(i, 12), max_tokens=10)
     harness.step()
@@ -257,14 +259,14 @@ def test_a_fault_ends_its_request_and_no_other(bad: int) -> None:
 
 
 def test_nan_after_a_first_good_chunk_forgets_that_chunk() -> None:
-    harness = Harness(chunked_prefill_size=8)
+    harness = fake_engine(chunked_prefill_size=8)
     harness.generate([*prompt(50, 17), NAN_LOGITS], "bad", max_tokens=10)
     assert harness.results["bad"].finish_reason == "error"
     assert harness.engine._manager.num_cached == 0
 
 
 def test_point_mass_is_sampled() -> None:
-    result = Harness().generate([POINT_MASS, 11], max_tokens=5, temperature=2.0, top_p=0.5, top_k=50, min_p=0.1)
+    result = fake_engine().generate([POINT_MASS, 11], max_tokens=5, temperature=2.0, top_p=0.5, top_k=50, min_p=0.1)
     assert result.tokens == [3] * 5
 
 
@@ -280,12 +282,12 @@ def test_point_mass_is_sampled() -> None:
     ],
 )
 def test_what_cannot_run_is_answered_with_an_error(tokens: list[int], sampling: dict, message: str) -> None:
-    result = Harness().generate(tokens, max_tokens=3, **sampling)
+    result = fake_engine().generate(tokens, max_tokens=3, **sampling)
     assert result.finish_reason == "error" and message in result.error
 
 
 def test_a_second_request_of_the_same_name_is_dropped() -> None:
-    harness = Harness()
+    harness = fake_engine()
     harness.submit("a", prompt(1, 5), max_tokens=5)
     harness.submit("a", prompt(2, 5), max_tokens=5)
     harness.run()
@@ -293,7 +295,7 @@ def test_a_second_request_of_the_same_name_is_dropped() -> None:
 
 
 def test_longest_possible_request_runs_in_a_cache_of_exactly_its_size() -> None:
-    harness = Harness(num_blocks=8, max_model_len=32, max_running_requests=3)
+    harness = fake_engine(num_blocks=8, max_model_len=32, max_running_requests=3)
     for i in range(3):
         harness.submit(f"r{i}", prompt(i, 20), max_tokens=999)
     harness.run()
@@ -303,7 +305,7 @@ def test_longest_possible_request_runs_in_a_cache_of_exactly_its_size() -> None:
 
 def test_random_requests_and_aborts_leak_nothing() -> None:
     rng = random.Random(0)
-    harness = Harness(num_blocks=40, max_model_len=120, chunked_prefill_size=16)
+    harness = fake_engine(num_blocks=40, max_model_len=120, chunked_prefill_size=16)
     unfinished: dict[str, tuple[list[int], int]] = {}
     for number in range(3000):
         rid = f"r{number}"
