@@ -1,9 +1,9 @@
 """An engine process without a model: the real messages over the real sockets, deterministic tokens, faults on demand.
 
 Reads its JSON configuration on stdin like `python -m proa.engine`. The tokens of an answer are the prompt's own ids in
-turn, so that a test can say what will be generated; choice i starts at the i-th. Events that tests ask about are appended
-to the file `journal`, one JSON object a line. A request with seed FAILING_SEED fails at its third token, one with seed
-SLOW_SEED gets its first token late.
+turn, so that a test can say what will be generated; choice i starts at the i-th. Events that tests ask about are
+appended to the file `journal`, one JSON object a line. A request with seed FAILING_SEED fails at its third token,
+one with seed SLOW_SEED gets its first token late.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def test_numbers(http: httpx.Client, field: str):
         (chat('"logit_bias":{"100000":1}'), "logit_bias"),
         (chat('"logit_bias":{"5":1000}'), "logit_bias.5"),
         (chat('"logit_bias":{"5":NaN}'), "logit_bias.5"),
-        (chat('"logit_bias":' + json.dumps({str(i): 1 for i in range(200_000)})), "logit_bias"),
+        (chat('"logit_bias":' + json.dumps({str(i): 1 for i in range(50_000)})), "logit_bias"),
         (chat('"top_logprobs":5'), "top_logprobs"),
         (chat('"logprobs":true,"top_logprobs":21'), "top_logprobs"),
         (chat('"logprobs":true,"top_logprobs":-1'), "top_logprobs"),
@@ -192,6 +192,29 @@ class TestDefaults:
         entry = next(entry for entry in server.journal("generate") if entry["rid"].startswith(answer["id"]))
         for part in ("temperature=0.7", "top_p=0.5", "top_k=20", "stop_token_ids=(2,)"):
             assert part in entry["sampling"]
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("/v1/completions", '{"prompt":[' + '"a",' * 3_000_000 + '"a"]}'),
+        ("/v1/completions", '{"prompt":[' + "true," * 2_000_000 + "1]}"),
+        ("/v1/completions", '{"prompt":[' + "[]," * 4_000_000 + "[]]}"),
+        (CHAT, '{"messages":[' + "{}," * 4_000_000 + "{}]}"),
+        (CHAT, '{"messages":[{"role":"user","content":[' + "{}," * 4_000_000 + "{}]}]}"),
+        (CHAT, '{"messages":[{"role":"user","content":[' + "{}," * 90_000 + "{}]}]}"),
+        (CHAT, '{"messages":"' + '\\"[{' * 3_000_000),
+        (CHAT, chat('"stop":[' + '"a",' * 3_000_000 + '"a"]')),
+        (CHAT, chat('"stop_token_ids":[' + "-1," * 3_000_000 + "1]")),
+        (CHAT, chat('"logit_bias":{' + ",".join(f'"{index}":"x"' for index in range(1_000_000)) + "}")),
+        (CHAT, chat('"chat_template_kwargs":{' + ",".join(f'"{index}":[]' for index in range(500_000)) + "}")),
+    ],
+    ids=lambda value: value[:40],
+)
+def test_millions_of_items(http: httpx.Client, server: ServerProcess, route: str, body: str):
+    before = server.rss_bytes()
+    check_error(http.post(route, content=body), 400)
+    assert server.rss_bytes() - before < 150 * MIB
 
 
 def test_unknown_routes_and_methods(http: httpx.Client):

@@ -57,8 +57,10 @@ class TestDisconnect:
         assert abort["time"] - left < 1.0 and abort["known"]
 
     def test_of_every_choice(self, server: ServerProcess):
+        before = len(server.journal("generate"))
         with streaming(server, {**STREAM, "n": 4}):
-            rids = {entry["rid"] for entry in server.journal("generate")[-4:]}
+            server.wait(lambda: len(server.journal("generate")) == before + 4)
+        rids = {entry["rid"] for entry in server.journal("generate")[before:]}
         server.wait(lambda: rids <= {entry["rid"] for entry in server.journal("abort")}, 1.0)
 
     def test_of_a_client_that_does_not_read(self, start_server):

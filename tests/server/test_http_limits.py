@@ -50,7 +50,9 @@ def status_of(response: bytes) -> int:
 
 @pytest.fixture(scope="module")
 def small_server(tmp_path_factory: pytest.TempPathFactory, model_dir: Path):
-    limits = {"max_total_body_bytes": 64 * MIB, "max_connections": 16, "body_idle_timeout": 3.0}
+    limits = {
+        "max_body_bytes": 32 * MIB, "max_total_body_bytes": 64 * MIB, "max_connections": 16, "body_idle_timeout": 3.0,
+    }  # fmt: skip
     process = ServerProcess(tmp_path_factory.mktemp("small"), model_dir, server=limits)
     yield process.wait_ready()
     process.stop()

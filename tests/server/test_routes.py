@@ -12,7 +12,8 @@ from server_process import KEY, ServerProcess
 ROUTES = [
     ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("GET", "/v1/models"), ("GET", "/v1/models/tiny"),
     ("POST", "/tokenize"), ("POST", "/v1/tokenize"), ("POST", "/detokenize"), ("POST", "/v1/detokenize"),
-    ("GET", "/readyz"), ("GET", "/health"), ("GET", "/ping"), ("GET", "/metrics"), ("GET", "/get_server_info"), ("GET", "/server_info"),
+    ("GET", "/readyz"), ("GET", "/health"), ("GET", "/ping"), ("GET", "/metrics"),
+    ("GET", "/get_server_info"), ("GET", "/server_info"),
     ("GET", "/version"), ("POST", "/flush_cache"), ("GET", "/flush_cache"), ("POST", "/abort_request"),
 ]  # fmt: skip
 

@@ -35,13 +35,14 @@ def create_app(services: Services) -> ASGIApp:
     app.state.services = services
     for module in _ROUTES:
         app.include_router(module.router)
-    app.add_exception_handler(ProaError, _on_proa_error)
+    app.add_exception_handler(ProaError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(Exception, _on_error)
     config = services.config
-    return Gate(app, api_key=config.api_key, max_body_bytes=config.max_body_bytes)
+    return Gate(app, services.body_budget, api_key=config.api_key, max_body_bytes=config.max_body_bytes)
 
 
-async def _on_proa_error(_: Request, error: Exception) -> JSONResponse:
+async def _on_error(_: Request, error: Exception) -> JSONResponse:
     return error_response(error)
 
 

@@ -38,8 +38,8 @@ class ServerConfig:
     chat_template: Path | None = None
     sampling_defaults: Literal["model", "openai"] = "model"
     max_queued_requests: int = 256
-    max_body_bytes: int = 32 * _MIB
-    max_total_body_bytes: int = 256 * _MIB
+    max_body_bytes: int = 16 * _MIB
+    max_total_body_bytes: int = 64 * _MIB
     max_header_bytes: int = 64 * 1024
     max_header_fields: int = 128
     max_connections: int = 4096

@@ -9,6 +9,7 @@ import secrets
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from proa.server.body_budget import BodyBudget
 from proa.server.errors import AuthenticationError, BodyTooLargeError, error_response
 from proa.server.sse import ClientGoneError
 
@@ -24,8 +25,9 @@ _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 class Gate:
     """Wraps the application. Every path but /livez needs the key, known or not: nothing is open by being forgotten."""
 
-    def __init__(self, app: ASGIApp, *, api_key: str | None, max_body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, budget: BodyBudget, *, api_key: str | None, max_body_bytes: int) -> None:
         self._app = app
+        self._budget = budget
         self._api_key = api_key.encode() if api_key else None
         self._max_body_bytes = max_body_bytes
 
@@ -36,13 +38,15 @@ class Gate:
             return
         headers = dict(scope["headers"])
         request_id = _request_id(headers)
-        scope.setdefault("state", {})["request_id"] = request_id.decode()
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id.decode()
         started = False
 
         async def send_with_id(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
+                self._budget.give_back(state.pop("body_bytes", 0))
                 message = {**message, "headers": [*message.get("headers", []), (b"x-request-id", request_id)]}
             await send(message)
 
@@ -56,6 +60,8 @@ class Gate:
                 logger.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
             if not started:
                 await error_response(error)(scope, receive, send_with_id)
+        finally:
+            self._budget.give_back(state.pop("body_bytes", 0))
 
     def _check(self, path: str, headers: dict[bytes, bytes]) -> None:
         if self._api_key is not None and path not in _OPEN_PATHS and not self._is_authorized(headers):

@@ -152,6 +152,8 @@ class _ApiProcess:
                 ws="none",
                 lifespan="off",
                 log_config=None,
+                # It warns about every malformed request, which anyone can send.
+                log_level="error",
                 access_log=False,
                 server_header=False,
                 backlog=_BACKLOG,

@@ -9,7 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+import msgspec
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 
 from proa.core.errors import UserError
 
@@ -32,6 +42,8 @@ MAX_LOGIT_BIAS = 1024
 MAX_TOP_LOGPROBS = 20
 MAX_TOKEN_ID = 2**31 - 1
 MAX_MESSAGES = 10_000
+MAX_PARTS = 1000
+MAX_PROMPT_IDS = 2_000_000
 MAX_TEMPLATE_VARIABLES = 32
 
 _FORBIDDEN = ("prompt_embeds", "custom_logit_processor", "logits_processors", "lora_path", "chat_template")
@@ -47,11 +59,23 @@ def _no_nul(text: str) -> str:
     return text
 
 
+def _at_most(limit: int) -> BeforeValidator:
+    """Refuses a longer list or object before its items are looked at: each bad item would cost an error object."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, list | dict) and len(value) > limit:
+            raise ValueError(f"at most {limit} items")
+        return value
+
+    return BeforeValidator(check)
+
+
 Text = Annotated[str, AfterValidator(_no_nul)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Integer = Annotated[int, Field(strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
 TokenId = Annotated[int, Field(strict=True, ge=0, le=MAX_TOKEN_ID)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True), _at_most(MAX_PROMPT_IDS)]
 Name = Annotated[str, StringConstraints(max_length=1024)]
 
 
@@ -87,10 +111,10 @@ class GenerationRequest(_Model):
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[Number, Field(gt=0, le=100)] | None = None
     seed: Annotated[Integer, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS)] | None = None
+    stop: Annotated[str | list[str] | None, _at_most(MAX_STOPS)] = None
+    stop_token_ids: Annotated[list[TokenId] | None, _at_most(MAX_STOP_TOKENS)] = None
     ignore_eos: Flag | None = None
-    logit_bias: dict[str, Annotated[Number, Field(ge=-100, le=100)]] | None = None
+    logit_bias: Annotated[dict[str, Annotated[Number, Field(ge=-100, le=100)]] | None, _at_most(MAX_LOGIT_BIAS)] = None
     skip_special_tokens: Flag | None = None
     include_stop_str_in_output: Flag | None = None
     user: Name | None = None
@@ -100,8 +124,6 @@ class GenerationRequest(_Model):
     @classmethod
     def _check_stop(cls, value: str | list[str] | None) -> str | list[str] | None:
         stops = [value] if isinstance(value, str) else value or []
-        if len(stops) > MAX_STOPS:
-            raise ValueError(f"at most {MAX_STOPS} stop strings")
         if not all(0 < len(stop) <= MAX_STOP_CHARACTERS for stop in stops):
             raise ValueError(f"stop strings of 1 to {MAX_STOP_CHARACTERS} characters")
         return value
@@ -109,8 +131,6 @@ class GenerationRequest(_Model):
     @field_validator("logit_bias")
     @classmethod
     def _check_logit_bias(cls, value: dict[str, float] | None) -> dict[str, float] | None:
-        if value is not None and len(value) > MAX_LOGIT_BIAS:
-            raise ValueError(f"at most {MAX_LOGIT_BIAS} entries")
         if value is not None and not all(key.isascii() and key.isdigit() and len(key) <= 10 for key in value):
             raise ValueError("token ids as keys")
         return value
@@ -176,9 +196,9 @@ class Message(_Model):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Text | list[TextPart] | None = None
+    content: Annotated[Text | list[TextPart] | None, _at_most(MAX_PARTS)] = None
     name: Annotated[Text, StringConstraints(max_length=1024)] | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall] | None, _at_most(MAX_PARTS)] = None
     tool_call_id: Annotated[Text, StringConstraints(max_length=1024)] | None = None
     reasoning: Text | None = None
     reasoning_content: Text | None = None
@@ -197,27 +217,34 @@ class Message(_Model):
         """The message as chat templates expect it."""
         message = self.model_dump(exclude_none=True)
         message.setdefault("content", "")
+        for call in message.get("tool_calls", ()):
+            call["function"]["arguments"] = _parsed_arguments(call["function"]["arguments"])
         if (thought := self._thought) is not None:
             message["reasoning"] = message["reasoning_content"] = thought
         return message
 
 
-TemplateVariables = dict[Name, bool | int | float | Annotated[Text, StringConstraints(max_length=10_000)] | None]
+def _parsed_arguments(arguments: str) -> Any:
+    """Templates iterate over the arguments of a call; what is no JSON object stays text."""
+    try:
+        return msgspec.json.decode(arguments, type=dict[str, Any])
+    except msgspec.MsgspecError:
+        return arguments
 
 
-def _check_template_variables(value: dict[str, Any] | None) -> dict[str, Any] | None:
-    if value is not None and len(value) > MAX_TEMPLATE_VARIABLES:
-        raise ValueError(f"at most {MAX_TEMPLATE_VARIABLES} variables")
-    return value
+TemplateVariables = Annotated[
+    dict[Name, bool | int | float | Annotated[Text, StringConstraints(max_length=10_000)] | None],
+    _at_most(MAX_TEMPLATE_VARIABLES),
+]
 
 
 class _Conversation(_Model):
     """Messages and how they are rendered."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True), _at_most(MAX_MESSAGES)]
     add_generation_prompt: Flag | None = None
     continue_final_message: Flag = False
-    chat_template_kwargs: Annotated[TemplateVariables, AfterValidator(_check_template_variables)] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
 
     @model_validator(mode="after")
     def _check_end(self) -> Self:
@@ -260,7 +287,12 @@ class ChatCompletionRequest(GenerationRequest, _Conversation):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-Prompt = Text | list[TokenId] | list[Text] | list[list[TokenId]]
+Prompt = (
+    Text
+    | TokenIds
+    | Annotated[list[Text], Field(fail_fast=True), _at_most(MAX_CHOICES)]
+    | Annotated[list[TokenIds], Field(fail_fast=True), _at_most(MAX_CHOICES)]
+)
 
 
 class CompletionRequest(GenerationRequest):
@@ -297,11 +329,11 @@ class TokenizeRequest(_Model):
     model: Name | None = None
     prompt: Text | None = None
     content: Text | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True), _at_most(MAX_MESSAGES)] | None = None
     add_special_tokens: Flag = True
     add_generation_prompt: Flag | None = None
     continue_final_message: Flag = False
-    chat_template_kwargs: Annotated[TemplateVariables, AfterValidator(_check_template_variables)] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     return_token_strs: Flag = False
 
     @model_validator(mode="after")
@@ -333,7 +365,7 @@ class DetokenizeRequest(_Model):
     """POST /detokenize."""
 
     model: Name | None = None
-    tokens: Annotated[list[TokenId], Field(max_length=4_000_000)]
+    tokens: TokenIds
     skip_special_tokens: Flag = False
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from proa.core.errors import QueueFullError, UnavailableError
 from proa.core.sampling_params import SamplingParams
 from proa.server.assembler import ChoiceAssembler
+from proa.server.body_budget import BodyBudget
 from proa.server.config import ServerConfig
 from proa.server.engine_client import EngineClient
 from proa.server.engine_process import EngineState, EngineStatus
@@ -32,7 +33,7 @@ class Services:
         self.created = int(time.time())
         self.is_draining = False
         self.status = EngineStatus()
-        self.body_bytes = 0
+        self.body_budget = BodyBudget(config.max_total_body_bytes)
         self._defaults: SamplingDefaults | None = None
 
     @property
