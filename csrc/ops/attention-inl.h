@@ -55,14 +55,43 @@ inline void transpose_block(const T* const* rows, int64_t column, int64_t width,
   transpose16(block_rows, 0, dst, kTilePositions);
 }
 
-// dst[d][i] = element d of the key of position i, for whole groups of 16 positions: `keys` is filled up to a
-// multiple of 16 with repeats, and nobody reads what comes of them.
+// Where the keys and values of a tile are. Filled up to a multiple of 16 positions with repeats of the first
+// one, whose scores nobody reads.
 template <class T>
-inline void transpose_keys(const T* const* keys, int num_positions, int64_t key_dim, float* block,
+struct Tile {
+  int64_t first = 0;
+  int num_positions = 0;
+  const T* keys[kTilePositions];
+  const T* values[kTilePositions];
+};
+
+template <class T>
+inline void locate(const AttentionCache<T>& cache, int64_t first, int64_t end, Tile<T>& tile) {
+  tile.first = first;
+  tile.num_positions = end - first < kTilePositions ? static_cast<int>(end - first) : kTilePositions;
+  int64_t block = first / cache.block_size, offset = first % cache.block_size;
+  for (int i = 0; i < tile.num_positions; ++i) {
+    const int64_t slot = cache.block_table[block] * cache.block_size + offset;
+    tile.keys[i] = cache.keys + slot * cache.key_stride;
+    tile.values[i] = cache.values + slot * cache.value_stride;
+    if (++offset == cache.block_size) ++block, offset = 0;
+  }
+  for (int i = tile.num_positions; i % 16 != 0; ++i)
+    tile.keys[i] = tile.keys[0], tile.values[i] = tile.values[0];
+}
+
+// dst[d][i] = element d of the key of position i, for whole groups of 16 positions. Meanwhile the keys of the
+// next tile (nullptr: none) are fetched: the hardware does not follow a stream from block to block.
+template <class T>
+inline void transpose_keys(const Tile<T>& tile, const Tile<T>* next, int64_t key_dim, float* block,
                            float* dst) {
-  for (int group = 0; group < num_positions; group += 16)
-    for (int64_t column = 0; column < key_dim; column += 16)
-      transpose_block(keys + group, column, key_dim - column, block, dst + column * kTilePositions + group);
+  for (int group = 0; group < tile.num_positions; group += 16)
+    for (int64_t column = 0; column < key_dim; column += 16) {
+      if (next != nullptr && group < next->num_positions)
+        for (int i = 0; i < 16; ++i) __builtin_prefetch(next->keys[group + i] + column, 0, 2);
+      transpose_block(tile.keys + group, column, key_dim - column, block,
+                      dst + column * kTilePositions + group);
+    }
 }
 
 // scores[r][first .. first + 16 V) = queries[r] . keys for R rows.
@@ -157,25 +186,41 @@ inline float softmax_tile(float* scores, int n, SoftmaxState& state) {
   return correction;
 }
 
-// values[r][0 .. 16 V) = values[r] * correction[r] + sum of probabilities[r][i] * rows[i] over i in [0, n),
-// in order. `width` < 16 only with V = 1: the number of elements left in a row.
+// A weighted sum of value rows over positions [first, end) of a tile, for some query rows.
+template <class T>
+struct WeightedSum {
+  const float* probabilities;  // [rows][kTilePositions]
+  const T* const* values;      // of the tile's positions
+  const T* const* prefetch;    // rows to fetch meanwhile, one per position, or nullptr
+  int first;
+  int end;
+  const float* correction;  // [rows]
+  float* sums;              // [rows][stride]
+  int64_t stride;
+};
+
+// sums[r] = sums[r] * correction[r] + probabilities[r][i] * values[i] over i in order, for 16 V columns from
+// `column`. `width` is the number of elements left in a row; below 16 only with V = 1.
 template <int R, int V, class T>
-inline void weigh_block(const float* probabilities, const T* const* rows, int64_t column, int64_t width,
-                        int first, int n, const float* correction, float* values, int64_t values_stride) {
+inline void weigh_block(const WeightedSum<T>& w, int64_t column, int64_t width) {
   F16 sums[R][V];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v)
-      sums[r][v] = mul(load(values + r * values_stride + 16 * v), set1(correction[r]));
-  for (int i = first; i < n; ++i) {
-    const T* row = rows[i] + column;
+      sums[r][v] = mul(load(w.sums + r * w.stride + column + 16 * v), set1(w.correction[r]));
+  for (int i = w.first; i < w.end; ++i) {
+    const T* row = w.values[i] + column;
+    if (w.prefetch != nullptr) {
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) __builtin_prefetch(w.prefetch[i] + column + 16 * v, 0, 2);
+    }
     F16 value[V];
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) value[v] = V == 1 ? load_up_to(row, width) : load(row + 16 * v);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      const F16 p = set1(probabilities[r * kTilePositions + i]);
+      const F16 p = set1(w.probabilities[r * kTilePositions + i]);
 #pragma GCC unroll 8
       for (int v = 0; v < V; ++v) sums[r][v] = fma(p, value[v], sums[r][v]);
     }
@@ -183,78 +228,72 @@ inline void weigh_block(const float* probabilities, const T* const* rows, int64_
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) store(values + r * values_stride + 16 * v, sums[r][v]);
+    for (int v = 0; v < V; ++v) store(w.sums + r * w.stride + column + 16 * v, sums[r][v]);
 }
 
 template <int R, class T>
-inline void weigh_rows(const float* probabilities, const T* const* rows, int64_t value_dim, int first, int n,
-                       const float* correction, float* values, int64_t values_stride) {
+inline void weigh_rows(const WeightedSum<T>& w, int64_t value_dim) {
   int64_t column = 0;
   for (; column + 16 * kVectors <= value_dim; column += 16 * kVectors)
-    weigh_block<R, kVectors>(probabilities, rows, column, 16, first, n, correction, values + column,
-                             values_stride);
-  for (; column < value_dim; column += 16) {
-    weigh_block<R, 1>(probabilities, rows, column, value_dim - column, first, n, correction, values + column,
-                      values_stride);
-  }
+    weigh_block<R, kVectors>(w, column, 16);
+  for (; column < value_dim; column += 16) weigh_block<R, 1>(w, column, value_dim - column);
 }
 
 // The number of positions of the tile that row r sees.
-inline int visible(const AttentionRows& rows, int r, int64_t tile, int num_positions) {
-  const int64_t n = rows.num_keys[r] - tile;
-  return n <= 0 ? 0 : n < num_positions ? static_cast<int>(n) : num_positions;
+template <class T>
+inline int visible(const AttentionRows& rows, int r, const Tile<T>& tile) {
+  const int64_t n = rows.num_keys[r] - tile.first;
+  return n <= 0 ? 0 : n < tile.num_positions ? static_cast<int>(n) : tile.num_positions;
 }
 
 // A block of rows shares the loads of the values as far as all its rows see; each goes on alone from there. A
 // masked product would not do: 0 * v is not 0 for the infinite and not-a-number values another token may have
 // stored.
 template <class T>
-inline void weigh_tile(const AttentionRows& rows, const Scratch& s, const T* const* tile_values, int64_t tile,
-                       int num_positions, int64_t value_dim, float* values) {
+inline void weigh_tile(const AttentionRows& rows, const Scratch& s, const Tile<T>& tile, const Tile<T>* next,
+                       int64_t value_dim, float* sums) {
   const int64_t stride = round_up16(value_dim);
   const float one = 1.0f;
+  // Every position of this tile fetches one of the next: a shorter next tile is left to the hardware.
+  const bool fetch = next != nullptr && next->num_positions >= tile.num_positions;
   for (int first_row = 0; first_row < rows.num_rows; first_row += kQueryRows) {
     const int n = rows.num_rows - first_row < kQueryRows ? rows.num_rows - first_row : kQueryRows;
-    int common = num_positions;
+    int common = tile.num_positions;
     for (int r = first_row; r < first_row + n; ++r) {
-      const int own = visible(rows, r, tile, num_positions);
+      const int own = visible(rows, r, tile);
       if (own < common) common = own;
     }
-    const float* probabilities = s.scores + first_row * kTilePositions;
-    if (common > 0) {
-      with_row_count(n, [&]<int R>() {
-        weigh_rows<R>(probabilities, tile_values, value_dim, 0, common, s.correction + first_row,
-                      values + first_row * stride, stride);
-      });
-    }
+    WeightedSum<T> w{.probabilities = s.scores + first_row * kTilePositions,
+                     .values = tile.values,
+                     .prefetch = fetch && first_row == 0 ? next->values : nullptr,
+                     .first = 0,
+                     .end = common,
+                     .correction = s.correction + first_row,
+                     .sums = sums + first_row * stride,
+                     .stride = stride};
+    if (common > 0) with_row_count(n, [&]<int R>() { weigh_rows<R>(w, value_dim); });
+    w.prefetch = nullptr;
+    w.first = common;
     for (int r = first_row; r < first_row + n; ++r) {
-      const int own = visible(rows, r, tile, num_positions);
-      if (own > common)
-        weigh_rows<1>(s.scores + r * kTilePositions, tile_values, value_dim, common, own,
-                      common > 0 ? &one : s.correction + r, values + r * stride, stride);
+      w.end = visible(rows, r, tile);
+      if (w.end <= common) continue;
+      w.probabilities = s.scores + r * kTilePositions;
+      w.correction = common > 0 ? &one : s.correction + r;
+      w.sums = sums + r * stride;
+      weigh_rows<1>(w, value_dim);
     }
   }
 }
 
 template <class T>
-inline void attend_tile(const AttentionRows& rows, const AttentionCache<T>& cache, int64_t tile,
-                        int num_positions, const Scratch& s, SoftmaxState* states, float* values) {
-  const T* keys[kTilePositions];
-  const T* tile_values[kTilePositions];
-  for (int i = 0; i < num_positions; ++i) {
-    const int64_t position = tile + i;
-    const int64_t slot =
-        cache.block_table[position / cache.block_size] * cache.block_size + position % cache.block_size;
-    keys[i] = cache.keys + slot * cache.key_stride;
-    tile_values[i] = cache.values + slot * cache.value_stride;
-  }
-  for (int i = num_positions; i % 16 != 0; ++i) keys[i] = keys[0];
-  transpose_keys(keys, num_positions, cache.key_dim, s.block, s.keys);
-  score_tile(s, rows.num_rows, num_positions, cache.key_dim);
+inline void attend_tile(const AttentionRows& rows, const AttentionCache<T>& cache, const Tile<T>& tile,
+                        const Tile<T>* next, const Scratch& s, SoftmaxState* states, float* values) {
+  transpose_keys(tile, next, cache.key_dim, s.block, s.keys);
+  score_tile(s, rows.num_rows, tile.num_positions, cache.key_dim);
   for (int r = 0; r < rows.num_rows; ++r)
-    if (const int n = visible(rows, r, tile, num_positions); n > 0)
+    if (const int n = visible(rows, r, tile); n > 0)
       s.correction[r] = softmax_tile(s.scores + r * kTilePositions, n, states[r]);
-  weigh_tile(rows, s, tile_values, tile, num_positions, cache.value_dim, values);
+  weigh_tile(rows, s, tile, next, cache.value_dim, values);
 }
 
 template <class T>
@@ -263,17 +302,22 @@ inline void attend(const AttentionRows& rows, const AttentionCache<T>& cache, in
   const Scratch s = cut_scratch(scratch, rows.num_rows, cache.key_dim);
   const int64_t stride = round_up16(cache.value_dim);
   scale_queries(rows, cache.key_dim, s.query);
-  int64_t end = first;
+  int64_t last = first;
   for (int r = 0; r < rows.num_rows; ++r) {
     if (rows.num_keys[r] <= first) continue;
     states[r] = {kMinusInfinity, 0.0f};
     for (int64_t d = 0; d < stride; d += 16) store(values + r * stride + d, set1(0.0f));
-    if (rows.num_keys[r] > end) end = rows.num_keys[r];
+    if (rows.num_keys[r] > last) last = rows.num_keys[r];
   }
-  if (end > first + kChunkPositions) end = first + kChunkPositions;
-  for (int64_t tile = first; tile < end; tile += kTilePositions) {
-    const int n = end - tile < kTilePositions ? static_cast<int>(end - tile) : kTilePositions;
-    attend_tile(rows, cache, tile, n, s, states, values);
+  const int64_t end = last < first + kChunkPositions ? last : first + kChunkPositions;
+  Tile<T> tiles[2];
+  if (first < end) locate(cache, first, end, tiles[0]);
+  int current = 0;
+  for (int64_t at = first; at < end; at += kTilePositions, current ^= 1) {
+    // The tile behind the chunk is fetched too: the next call is likely to start with it.
+    const bool more = at + kTilePositions < last;
+    if (more) locate(cache, at + kTilePositions, last, tiles[current ^ 1]);
+    attend_tile(rows, cache, tiles[current], more ? &tiles[current ^ 1] : nullptr, s, states, values);
   }
 }
 

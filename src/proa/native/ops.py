@@ -1,9 +1,9 @@
 """The native operators on torch tensors: zero copy, results written into `out`, the GIL released while they compute.
 
 T tokens, H hidden, E experts, k top-k. Tensors are on the CPU and C-contiguous unless a row stride is allowed ("rows
-strided": only the last dimension must be contiguous). Numpy arrays are taken too; they pass bf16 as uint16. Wrong dtypes
-raise TypeError; wrong ranks, shapes, layouts and out-of-range ids raise ValueError, before anything is read or written.
-A row of a result has the same bits whatever the batch around it, the number of threads and the ISA.
+strided": only the last dimension must be contiguous). Numpy arrays are taken too; they pass bf16 as uint16. Wrong
+dtypes raise TypeError; wrong ranks, shapes, layouts and out-of-range ids raise ValueError, before anything is read or
+written. A row of a result has the same bits whatever the batch around it, the number of threads and the ISA.
 """
 
 from __future__ import annotations
