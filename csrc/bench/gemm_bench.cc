@@ -1,7 +1,8 @@
 // One thread, one linear: GB/s of packed weight and GFLOP/s of every kernel this CPU can run, by thread CPU
 // time, so that a busy machine disturbs it little. The weights rotate through copies larger than the caches.
 //
-//   gemm_bench [OUT IN [FORMAT]]          default 2048 7168, all formats
+//   cmake -S . -B build/bench -DPROA_BUILD_PYTHON=OFF -DPROA_BUILD_BENCH=ON && cmake --build build/bench
+//   build/bench/gemm_bench [OUT IN [FORMAT]]          default 2048 7168, all formats
 #include <time.h>
 
 #include <algorithm>

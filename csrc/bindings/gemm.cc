@@ -95,7 +95,7 @@ void linear(const Pool& pool, nb::object x_object, const gemm::PackedWeight& wei
 const gemm::PackedWeight& head_weight(nb::handle item, const gemm::PackedWeight* first) {
   const gemm::PackedWeight* weight = nullptr;
   if (!nb::try_cast(item, weight) || weight == nullptr)
-    throw nb::type_error("[heads_linear] expected weights as a list of PackedWeight, got another element");
+    throw nb::type_error("[heads_linear] expected weights as PackedWeight objects, got another element");
   if (first != nullptr &&
       (weight->format != first->format || weight->shape.out_features != first->shape.out_features ||
        weight->shape.in_features != first->shape.in_features))
@@ -103,7 +103,8 @@ const gemm::PackedWeight& head_weight(nb::handle item, const gemm::PackedWeight*
   return *weight;
 }
 
-void heads_linear(const Pool& pool, nb::object x_object, nb::list weights, nb::object out_object) {
+void heads_linear(const Pool& pool, nb::object x_object, nb::sequence weight_objects, nb::object out_object) {
+  const nb::tuple weights(weight_objects);  // keeps every weight alive while the GIL is released
   const auto heads = static_cast<int64_t>(weights.size());
   if (heads == 0) throw std::invalid_argument("[heads_linear] expected at least one weight, got none");
   const gemm::PackedWeight& first = head_weight(weights[0], nullptr);
