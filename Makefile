@@ -52,7 +52,8 @@ contracts: $(VENV)/.dev $(VENV)/.built
 	$(BIN)/lint-imports
 
 cpp-test: $(VENV)/.runtime
-	bash scripts/cpp_tests.sh
+	bash scripts/cpp_tests.sh address,undefined
+	bash scripts/cpp_tests.sh thread
 
 py-test: $(VENV)/.dev $(VENV)/.built
 	$(PY) -m pytest $(PYTEST_ARGS)

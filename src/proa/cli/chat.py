@@ -52,8 +52,9 @@ class Answer:
             if self.completion_tokens > 1 and rest_s > 0:
                 parts.append(f"{(self.completion_tokens - 1) / rest_s:.1f} tok/s")
             parts.append(f"TTFT {self.first_token_s * 1e3:.0f} ms")
-        cached = f" ({self.cached_tokens} cached)" if self.cached_tokens else ""
-        parts.append(f"prompt {self.prompt_tokens}{cached}")
+        if self.prompt_tokens:
+            cached = f" ({self.cached_tokens} cached)" if self.cached_tokens else ""
+            parts.append(f"prompt {self.prompt_tokens}{cached}")
         if self.finish_reason not in {None, "stop"}:
             parts.append(f"ended by {self.finish_reason}")
         return " · ".join(parts)
@@ -120,6 +121,9 @@ class Conversation:
                     answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
                     delta = choice.get("delta") or {}
                     if delta.get("content") or delta.get("reasoning_content"):
+                        answer.completion_tokens += (
+                            1  # about right until usage comes, which an interrupted answer lacks
+                        )
                         yield delta
 
 

@@ -40,9 +40,7 @@ class UserError(ProaError):
 
     http_status = 400
 
-    def __init__(
-        self, where: str, expected: str, got: object, fix: str = "", *, code: str = "invalid_value"
-    ) -> None:
+    def __init__(self, where: str, expected: str, got: object, fix: str = "", *, code: str = "invalid_value") -> None:
         super().__init__(where, expected, got, fix)
         self.param = where
         self.code = code
