@@ -4,7 +4,8 @@
                                          [--seconds 1.0] [--jsonl FILE]
 
 Random weights and uniformly random distinct experts per token. Times are medians over calls with different ids, so the
-weights of a call come from memory, not from cache. PROA_FORCE_ISA selects the kernels as everywhere.
+weights of a call come from memory, not from cache. `cpu ms` is the CPU time of all threads, waiting for each other
+included: on a busy machine it is the steadier number. PROA_FORCE_ISA selects the kernels as everywhere.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Result:
     tokens: int
     calls: int
     median_ms: float
+    cpu_ms: float
     gb_per_s: float
     gflop_per_s: float
     read_gb_per_s: float
@@ -67,22 +69,24 @@ def build(pool: _C.ThreadPool, fmt: str, hidden: int, intermediate: int, experts
     return layer
 
 
-def measure(layer: _C.ExpertLayer, hidden: int, tokens: int, seconds: float) -> tuple[float, float, int]:
-    """(median seconds per call, mean number of distinct experts, calls)."""
+def measure(layer: _C.ExpertLayer, hidden: int, tokens: int, seconds: float) -> tuple[float, float, float, int]:
+    """(median seconds per call, the same in CPU time, mean number of distinct experts, calls)."""
     rng = np.random.default_rng(1)
     x = rng.standard_normal((tokens, hidden), np.float32)
     weights = np.full((tokens, TOP_K), 1 / TOP_K, np.float32)
     out = np.empty_like(x)
     times: list[float] = []
+    cpu_times: list[float] = []
     distinct: list[int] = []
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(times) < 4:
         ids = np.argsort(rng.random((tokens, layer.num_experts)), axis=1)[:, :TOP_K].astype(np.int32)
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.process_time()
         layer.forward(x, ids, weights, out)
         times.append(time.perf_counter() - start)
+        cpu_times.append(time.process_time() - cpu_start)
         distinct.append(len(np.unique(ids)))
-    return statistics.median(times[1:]), statistics.fmean(distinct), len(times)
+    return statistics.median(times[1:]), statistics.median(cpu_times[1:]), statistics.fmean(distinct), len(times)
 
 
 def run(args: argparse.Namespace) -> Iterator[Result]:
@@ -95,7 +99,7 @@ def run(args: argparse.Namespace) -> Iterator[Result]:
             layer = build(pool, fmt, hidden, intermediate, experts, max(args.tokens))
             for tokens in args.tokens:
                 bandwidth = _C.measure_read_bandwidth(cpus)
-                seconds, distinct, calls = measure(layer, hidden, tokens, args.seconds)
+                seconds, cpu_seconds, distinct, calls = measure(layer, hidden, tokens, args.seconds)
                 flops = 2 * 3 * tokens * TOP_K * hidden * intermediate
                 yield Result(
                     dims=dims,
@@ -104,6 +108,7 @@ def run(args: argparse.Namespace) -> Iterator[Result]:
                     tokens=tokens,
                     calls=calls,
                     median_ms=round(seconds * 1e3, 3),
+                    cpu_ms=round(cpu_seconds * 1e3, 3),
                     gb_per_s=round(distinct * layer.nbytes / experts / seconds / 1e9, 2),
                     gflop_per_s=round(flops / seconds / 1e9, 1),
                     read_gb_per_s=round(bandwidth, 1),
@@ -119,12 +124,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="per cell")
     parser.add_argument("--jsonl", type=Path, help="append results to this file")
     args = parser.parse_args()
-    print(f"{'dims':>14} {'kernel':>20} {'tokens':>6} {'ms':>9} {'GB/s':>7} {'of read':>8} {'GFLOP/s':>8}")
+    print(
+        f"{'dims':>14} {'kernel':>20} {'tokens':>6} {'ms':>9} {'cpu ms':>9} {'GB/s':>7} {'of read':>8} {'GFLOP/s':>8}"
+    )
     for result in run(args):
         share = result.gb_per_s / result.read_gb_per_s
         print(
             f"{result.dims:>14} {result.kernel:>20} {result.tokens:>6} {result.median_ms:>9.2f} "
-            f"{result.gb_per_s:>7.2f} {share:>8.0%} {result.gflop_per_s:>8.1f}",
+            f"{result.cpu_ms:>9.2f} {result.gb_per_s:>7.2f} {share:>8.0%} {result.gflop_per_s:>8.1f}",
             flush=True,
         )
         if args.jsonl:
