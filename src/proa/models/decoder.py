@@ -127,18 +127,27 @@ class Decoder:
         step = self._backend.begin(batch, kv)
         self._embedding.forward(batch.token_ids, rows.residual)
         delta: torch.Tensor | None = None
-        for layer in self._layers:
-            layer.forward(rows, delta, batch.positions, step)
+        for layer in self._layers[:-1]:
+            layer.attend(rows, delta, batch.positions, step)
+            layer.feed_forward(rows)
             delta = rows.delta
-        return self._logits(rows, batch.logit_rows)
+        self._layers[-1].attend(rows, delta, batch.positions, step)
+        return self._finish(rows, batch.logit_rows)
 
-    def _logits(self, rows: Rows, logit_rows: torch.Tensor) -> torch.Tensor:
-        logits = torch.empty(logit_rows.shape[0], self._spec.vocab_size)
-        if logit_rows.shape[0]:
-            residual = rows.residual.index_select(0, logit_rows)
-            normed = torch.empty_like(residual)
-            self._norm.add_forward(residual, rows.delta.index_select(0, logit_rows), normed)
-            self._head.forward(normed, logits)
+    def _finish(self, rows: Rows, logit_rows: torch.Tensor) -> torch.Tensor:
+        """After the attention of the last layer, which fills the cache, only rows whose logits are wanted go on."""
+        count = logit_rows.shape[0]
+        logits = torch.empty(count, self._spec.vocab_size)
+        if count == 0:
+            return logits
+        if count < rows.residual.shape[0]:
+            residual, delta = rows.residual.index_select(0, logit_rows), rows.delta.index_select(0, logit_rows)
+            rows = self._rows_of(count)
+            rows.residual.copy_(residual)
+            rows.delta.copy_(delta)
+        self._layers[-1].feed_forward(rows)
+        self._norm.add_forward(rows.residual, rows.delta, rows.normed)
+        self._head.forward(rows.normed, logits)
         return logits
 
     def _rows_of(self, tokens: int) -> Rows:
@@ -198,16 +207,19 @@ class DecoderLayer:
             )
         return cls(attention, mlp, attention_norm=attention_norm, mlp_norm=mlp_norm)
 
-    def forward(self, rows: Rows, delta: torch.Tensor | None, positions: torch.Tensor, step: AttentionStep) -> None:
-        """Adds `delta`, the output of the layer before (None: there is none), to the residual.
+    def attend(self, rows: Rows, delta: torch.Tensor | None, positions: torch.Tensor, step: AttentionStep) -> None:
+        """Adds `delta`, the output of the layer before (None: there is none), to the residual, then attends.
 
-        Leaves its own output in `rows.delta`.
+        Leaves the attention's output in `rows.delta`.
         """
         if delta is None:
             self._attention_norm.forward(rows.residual, rows.normed)
         else:
             self._attention_norm.add_forward(rows.residual, delta, rows.normed)
         self._attend(rows.normed, positions, rows.attention, step, rows.delta)
+
+    def feed_forward(self, rows: Rows) -> None:
+        """Adds `rows.delta` to the residual and replaces it by the output of the MLP or the experts."""
         self._mlp_norm.add_forward(rows.residual, rows.delta, rows.normed)
         if isinstance(self._mlp, MoeLayer):
             self._mlp.forward(rows.normed, rows.moe, rows.delta)
