@@ -22,6 +22,8 @@ constexpr auto kSpin = std::chrono::microseconds(80);
 // The caller gives its CPU away at the join after this long, in case a worker waits for that very CPU.
 constexpr auto kJoinSpin = std::chrono::microseconds(20);
 constexpr int kPausesPerClockRead = 16;
+// The caller leaves a worker's CPU at most this often, in case the system insists on putting it there.
+constexpr auto kMovePause = std::chrono::milliseconds(1);
 
 void futex_wait(std::atomic<uint32_t>& word, uint32_t expected) noexcept {
   syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0);
@@ -44,76 +46,142 @@ bool spin_until(std::chrono::nanoseconds limit, Ready ready) noexcept {
   return ready();
 }
 
+bool has_cpu(const cpu_set_t& set, int cpu) noexcept {
+  return cpu >= 0 && cpu < CPU_SETSIZE && CPU_ISSET(static_cast<size_t>(cpu), &set);
+}
+
+cpu_set_t set_of(const int* first, const int* last) noexcept {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int* cpu = first; cpu != last; ++cpu)
+    if (*cpu >= 0 && *cpu < CPU_SETSIZE) CPU_SET(static_cast<size_t>(*cpu), &set);
+  return set;
+}
+
 // More workers than CPUs to run them: spinning would only keep the others from running.
 bool oversubscribed(const std::vector<int>& cpus) {
   cpu_set_t allowed;
   if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return false;
-  cpu_set_t used;
-  CPU_ZERO(&used);
-  for (int cpu : cpus)
-    if (cpu >= 0 && cpu < CPU_SETSIZE) CPU_SET(static_cast<size_t>(cpu), &used);
+  cpu_set_t used = set_of(cpus.data(), cpus.data() + cpus.size());
   CPU_AND(&used, &used, &allowed);
   return CPU_COUNT(&used) < static_cast<int>(cpus.size());
 }
 
 void pin_to(int cpu) noexcept {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (cpu < 0 || cpu >= CPU_SETSIZE) return;
-  CPU_SET(static_cast<size_t>(cpu), &set);
+  const cpu_set_t set = set_of(&cpu, &cpu + 1);
   // A CPU taken away by the cgroup since it was listed leaves the worker unpinned: slower, still right.
   pthread_setaffinity_np(pthread_self(), sizeof set, &set);
 }
 
 }  // namespace
 
-// Fork: the caller writes task, context and pending, then adds 1 to generation. Join: each worker subtracts 1
-// from pending. A worker reads the task only after it saw the new generation, and the caller writes the next
-// one only after pending reached 0, so the plain fields are never raced for.
+// One call after the other, numbered by a generation. Fork: the caller writes task and context, opens the
+// gate of the new generation and then shows its number. A worker enters by counting itself at the gate, at
+// most once per generation, and reads task and context only after that. Join: the caller waits until as many
+// have left as entered; before that it waits for all to enter (run) or closes the gate (share). So nobody
+// reads the plain fields while they are written.
 struct ThreadPool::State {
+  static constexpr uint64_t kClosed = uint64_t{1}
+                                      << 31;  // below it: workers that entered; above it: generation
+  static constexpr uint64_t kEntered = kClosed - 1;
+
   std::vector<int> cpus;
+  cpu_set_t worker_cpus{};
   std::chrono::nanoseconds spin{};
   std::chrono::nanoseconds join_spin{};
   std::mutex callers;  // makes callers from several threads take turns
   Task task = nullptr;
   void* context = nullptr;
   bool stopping = false;
-  alignas(64) std::atomic<uint32_t> generation{0};
+  std::chrono::steady_clock::time_point last_move{};
+  std::atomic<int> caller_cpu{-1};
+  alignas(64) std::atomic<uint64_t> gate{kClosed};
+  alignas(64) std::atomic<uint32_t> generation{0};  // what workers wait on, changed after the gate
   alignas(64) std::atomic<int> sleepers{0};
-  alignas(64) std::atomic<int> pending{0};
+  alignas(64) std::atomic<uint64_t> left{0};
   std::vector<std::thread> threads;
 
   int size() const noexcept { return static_cast<int>(cpus.size()); }
 
+  static uint32_t generation_of(uint64_t gate) noexcept { return static_cast<uint32_t>(gate >> 32); }
+
   // A sleeper counts itself before it waits and the caller reads the count after it published, both
   // sequentially consistent: either the caller sees the sleeper or the futex sees the new generation.
   void publish() noexcept {
-    generation.fetch_add(1, std::memory_order_seq_cst);
+    const uint32_t next = generation.load(std::memory_order_relaxed) + 1;
+    left.store(0, std::memory_order_relaxed);
+    gate.store(uint64_t{next} << 32, std::memory_order_release);
+    generation.store(next, std::memory_order_seq_cst);
     if (sleepers.load(std::memory_order_seq_cst) > 0) futex_wake_all(generation);
   }
 
-  void await_change(uint32_t seen) noexcept {
+  void await_change(uint32_t seen, int cpu) noexcept {
     const auto changed = [&] { return generation.load(std::memory_order_acquire) != seen; };
-    if (spin_until(spin, changed)) return;
+    // Spinning on the caller's own CPU would keep the work from arriving.
+    const bool same_cpu = caller_cpu.load(std::memory_order_relaxed) == cpu;
+    if (spin_until(same_cpu ? std::chrono::nanoseconds(0) : spin, changed)) return;
     sleepers.fetch_add(1, std::memory_order_seq_cst);
     while (generation.load(std::memory_order_seq_cst) == seen) futex_wait(generation, seen);
     sleepers.fetch_sub(1, std::memory_order_relaxed);
   }
 
+  // Whether the worker that has seen generation `seen` may run the task; moves `seen` to the gate's
+  // generation.
+  bool enter(uint32_t& seen) noexcept {
+    uint64_t g = gate.load(std::memory_order_acquire);
+    do {
+      if (generation_of(g) == seen) return false;  // ahead of the number shown: entered before it was
+      if ((g & kClosed) != 0) {
+        seen = generation_of(g);
+        return false;
+      }
+    } while (!gate.compare_exchange_weak(g, g + 1, std::memory_order_acq_rel, std::memory_order_acquire));
+    seen = generation_of(g);
+    return true;
+  }
+
   void work(int thread) noexcept {
-    pin_to(cpus[static_cast<size_t>(thread)]);
-    for (uint32_t seen = 0;; ++seen) {
-      await_change(seen);
+    const int cpu = cpus[static_cast<size_t>(thread)];
+    pin_to(cpu);
+    for (uint32_t seen = 0;;) {
+      await_change(seen, cpu);
+      if (!enter(seen)) continue;
       if (stopping) return;
       task(context, thread, size());
-      pending.fetch_sub(1, std::memory_order_release);
+      left.fetch_add(1, std::memory_order_release);
     }
   }
 
-  void join() noexcept {
-    const auto done = [&] { return pending.load(std::memory_order_acquire) == 0; };
+  void join(uint64_t entered) noexcept {
+    const auto done = [&] { return left.load(std::memory_order_acquire) == entered; };
     if (spin_until(join_spin, done)) return;
     while (!done()) sched_yield();
+  }
+
+  // The caller is not pinned, so the system may put it on a worker's CPU, where the two would take turns.
+  // Narrowing its affinity to the caller's place for a moment moves it at once.
+  void leave_worker_cpu() noexcept {
+    int cpu = sched_getcpu();
+    if (has_cpu(worker_cpus, cpu) && !has_cpu(worker_cpus, cpus.front())) {
+      const auto now = std::chrono::steady_clock::now();
+      cpu_set_t allowed;
+      if (now - last_move > kMovePause && sched_getaffinity(0, sizeof allowed, &allowed) == 0 &&
+          has_cpu(allowed, cpus.front())) {
+        last_move = now;
+        pin_to(cpus.front());
+        sched_setaffinity(0, sizeof allowed, &allowed);
+        cpu = sched_getcpu();
+      }
+    }
+    caller_cpu.store(cpu, std::memory_order_relaxed);
+  }
+
+  void fork(Task new_task, void* new_context) noexcept {
+    leave_worker_cpu();
+    task = new_task;
+    context = new_context;
+    publish();
+    task(context, 0, size());
   }
 
   void stop() noexcept {
@@ -129,6 +197,7 @@ ThreadPool::ThreadPool(std::vector<int> cpus) : state_(std::make_unique<State>()
   state_->spin = crowded ? std::chrono::nanoseconds(0) : std::chrono::nanoseconds(kSpin);
   state_->join_spin = crowded ? std::chrono::nanoseconds(0) : std::chrono::nanoseconds(kJoinSpin);
   state_->cpus = std::move(cpus);
+  state_->worker_cpus = set_of(state_->cpus.data() + 1, state_->cpus.data() + state_->cpus.size());
   state_->threads.reserve(state_->cpus.size() - 1);
   try {
     for (int i = 1; i < state_->size(); ++i)
@@ -145,17 +214,18 @@ int ThreadPool::num_threads() const noexcept { return state_->size(); }
 
 void ThreadPool::run(Task task, void* context) noexcept {
   State& s = *state_;
-  if (s.size() == 1) {
-    task(context, 0, 1);
-    return;
-  }
+  if (s.size() == 1) return task(context, 0, 1);
   const std::lock_guard lock(s.callers);
-  s.task = task;
-  s.context = context;
-  s.pending.store(s.size() - 1, std::memory_order_relaxed);
-  s.publish();
-  task(context, 0, s.size());
-  s.join();
+  s.fork(task, context);
+  s.join(static_cast<uint64_t>(s.size()) - 1);
+}
+
+void ThreadPool::share(Task task, void* context) noexcept {
+  State& s = *state_;
+  if (s.size() == 1) return task(context, 0, 1);
+  const std::lock_guard lock(s.callers);
+  s.fork(task, context);
+  s.join(s.gate.fetch_or(State::kClosed, std::memory_order_acq_rel) & State::kEntered);
 }
 
 }  // namespace proa::runtime

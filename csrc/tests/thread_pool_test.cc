@@ -54,6 +54,23 @@ void parallel_for_covers_every_index_once(size_t threads) {
     }
 }
 
+// Workers that come late are left out, the others run at most once, and nobody runs after the call is over.
+void shared_calls_wait_for_those_who_came(size_t threads, int calls) {
+  ThreadPool pool(cpus(threads));
+  struct Call {
+    std::vector<int> runs;  // plain: the pool must order the accesses
+  } call;
+  for (int i = 0; i < calls; ++i) {
+    call.runs.assign(threads, 0);
+    pool.share([](void* context, int thread,
+                  int) { ++static_cast<Call*>(context)->runs[static_cast<size_t>(thread)]; },
+               &call);
+    CHECK_EQ(call.runs[0], 1);
+    for (int r : call.runs) CHECK(r == 0 || r == 1);
+    if (i % 100 == 0) pool.parallel([&](int thread, int) { ++call.runs[static_cast<size_t>(thread)]; });
+  }
+}
+
 int64_t process_cpu_nanoseconds() {
   timespec t{};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
@@ -124,6 +141,8 @@ int main() {
   every_worker_runs_once_per_call(8, 200);  // more threads than most test machines have CPUs
   parallel_for_covers_every_index_once(1);
   parallel_for_covers_every_index_once(3);
+  shared_calls_wait_for_those_who_came(2, 20000);
+  shared_calls_wait_for_those_who_came(5, 2000);
   idle_workers_sleep_and_wake();
   work_arriving_at_bedtime_is_not_lost();
   callers_take_turns();
