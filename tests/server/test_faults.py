@@ -287,3 +287,28 @@ def test_the_api_process_imports_no_torch():
         "sys.exit(f'imported {bad}' if bad else 0)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("field", ["prompt", "messages"])
+def test_large_prompts_do_not_hold_up_others(server: ServerProcess, field: str):
+    """Parsing, rendering, tokenizing and answering happen beside the event loop, which answers others meanwhile."""
+    text = "The quick brown fox <b> jumps over [the] lazy dog.\n" * 30_000
+    body = {"prompt": text} if field == "prompt" else {"messages": [{"role": "user", "content": text}]}
+    done = threading.Event()
+
+    def load() -> None:
+        with server.client(timeout=60) as client:
+            assert client.post("/tokenize", json={**body, "return_token_strs": True}).status_code == 200
+        done.set()
+
+    with server.client() as client:
+        client.get("/livez")
+        thread = threading.Thread(target=load)
+        thread.start()
+        answered = 0
+        while not done.is_set():
+            assert client.get("/livez").status_code == 200
+            answered += 1
+    thread.join()
+    # Were it done on the event loop, one or two would get through before and after.
+    assert answered > 10

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import tokenizers
 
 from proa.chat.control_tokens import ControlTokens
 from proa.chat.detokenizer import Detokenizer
 from proa.core.errors import CheckpointError, UnsupportedError
+
+if TYPE_CHECKING:
+    import tokenizers
 
 __all__ = ["Tokenizer"]
 
@@ -53,6 +55,8 @@ class Tokenizer:
     @staticmethod
     def from_definition(definition: dict[str, Any], *, template: str = "") -> Tokenizer:
         """A tokenizer from a parsed `tokenizer.json`; errors as for `load`."""
+        import tokenizers  # here, in the thread that loads, so that the API process is up without waiting for it
+
         try:
             added = [dict(token) for token in definition["added_tokens"]]
             control = _control_tokens(added, template)

@@ -6,17 +6,22 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from typing import Any, Protocol
 
+import msgspec
 from fastapi import Request
-from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from proa.server.assembler import Delta
+from proa.server.frontend import Frontend
 from proa.server.generation import Generation, GenerationPlan, Usage
 from proa.server.protocol import StreamOptions
 from proa.server.request_body import services_of
 from proa.server.sse import EventStream, until_disconnect
 
 __all__ = ["AnswerFormat", "respond"]
+
+
+# Above this, building a response with log-probabilities takes longer than a stream should wait.
+_INLINE_DELTAS = 1000
 
 
 class AnswerFormat(Protocol):
@@ -42,15 +47,17 @@ async def respond(
             on_end=generation.close,
         )
     try:
-        body = await until_disconnect(request.receive, _collect(generation, answer))
+        body = await until_disconnect(request.receive, _collect(generation, answer, services.frontend))
     finally:
         generation.close()
-    return JSONResponse(body)
+    return Response(body, media_type="application/json")
 
 
-async def _collect(generation: Generation, answer: AnswerFormat) -> dict[str, Any]:
+async def _collect(generation: Generation, answer: AnswerFormat, frontend: Frontend) -> bytes:
     deltas = [delta async for delta in generation.deltas()]
-    return answer.response(deltas, generation.usage)
+    if len(deltas) <= _INLINE_DELTAS:
+        return msgspec.json.encode(answer.response(deltas, generation.usage))
+    return await frontend.in_worker(lambda: msgspec.json.encode(answer.response(deltas, generation.usage)))
 
 
 async def _chunks(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request
+from starlette.responses import Response
 
 from proa.core.errors import UserError
 from proa.server.protocol import DetokenizeRequest, TokenizeRequest
@@ -17,7 +19,7 @@ router = APIRouter()
 
 @router.post("/tokenize")
 @router.post("/v1/tokenize")
-async def tokenize(request: Request) -> dict[str, Any]:
+async def tokenize(request: Request) -> Response:
     """Token ids of a text or a conversation, as generation would see them."""
     services = services_of(request)
     body = await parse_body(request, TokenizeRequest)
@@ -28,19 +30,20 @@ async def tokenize(request: Request) -> dict[str, Any]:
     else:
         tokens = await frontend.encode_text(body.text, max_tokens=None, add_special_tokens=body.add_special_tokens)
     ready = services.client.ready
-    answer: dict[str, Any] = {
-        "tokens": tokens,
-        "count": len(tokens),
-        "max_model_len": ready.max_model_len if ready is not None else None,
-    }
-    if body.return_token_strs:
-        answer["token_strs"] = [frontend.tokenizer.token_text(token_id) for token_id in tokens]
-    return answer
+    max_model_len = ready.max_model_len if ready is not None else None
+
+    def encode() -> bytes:
+        answer: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": max_model_len}
+        if body.return_token_strs:
+            answer["token_strs"] = [frontend.tokenizer.token_text(token_id) for token_id in tokens]
+        return msgspec.json.encode(answer)
+
+    return Response(await frontend.in_worker(encode), media_type="application/json")
 
 
 @router.post("/detokenize")
 @router.post("/v1/detokenize")
-async def detokenize(request: Request) -> dict[str, str]:
+async def detokenize(request: Request) -> Response:
     """The text of token ids."""
     services = services_of(request)
     body = await parse_body(request, DetokenizeRequest)
@@ -49,4 +52,4 @@ async def detokenize(request: Request) -> dict[str, str]:
     if body.tokens and (largest := max(body.tokens)) >= vocab_size:
         raise UserError("tokens", f"token ids below {vocab_size}", largest)
     text = await services.frontend.decode(body.tokens, skip_special_tokens=body.skip_special_tokens)
-    return {"prompt": text}
+    return Response(msgspec.json.encode({"prompt": text}), media_type="application/json")
