@@ -29,12 +29,13 @@ double cpu_seconds() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-// Bytes without meaning; int4 scales and fp8 block scales come out as ordinary numbers.
+// Bytes without meaning that are normal numbers in every format: subnormal operands would slow the arithmetic
+// down.
 std::vector<std::byte> random_weight(format::WeightFormat weight, const format::Shape& shape) {
   std::vector<std::byte> bytes(static_cast<size_t>(format::packed_bytes(weight, shape)));
   uint32_t state = 1;
   for (std::byte& byte : bytes)
-    byte = static_cast<std::byte>(((state = state * 1664525u + 1013904223u) >> 24) & 0x3f);
+    byte = static_cast<std::byte>(0x20 | (((state = state * 1664525u + 1013904223u) >> 24) & 0x1f));
   return bytes;
 }
 

@@ -29,20 +29,21 @@ inline constexpr int kOffset = 8;
 // A padded row must decode to 0: u = 8 in every nibble.
 inline constexpr uint32_t kZeroWord = 0x88888888u;
 
+inline void encode_row(const std::byte* words, uint16_t scale, int64_t row, std::byte* block) noexcept {
+  for (int64_t j = 0; j < kWords; ++j) std::memcpy(block + j * kWordBytes + 4 * row, words + 4 * j, 4);
+  std::memcpy(block + kNibbleBytes + 2 * row, &scale, 2);
+}
+
 inline void encode_panel(const uint8_t* rows, const uint16_t* scales, int64_t in_features, int64_t num_rows,
                          std::byte* panel) noexcept {
+  static constexpr uint32_t kZeroRow[kWords] = {kZeroWord, kZeroWord, kZeroWord, kZeroWord};
   const int64_t groups = in_features / kInt4Group;
+  const auto* src = reinterpret_cast<const std::byte*>(rows);
   for (int64_t g = 0; g < groups; ++g, panel += kBlockBytes) {
-    for (int64_t r = 0; r < kPanelRows; ++r) {
-      const uint8_t* src = rows + r * (in_features / 2) + g * (kInt4Group / 2);
-      for (int64_t j = 0; j < kWords; ++j) {
-        uint32_t word = kZeroWord;
-        if (r < num_rows) std::memcpy(&word, src + 4 * j, 4);
-        std::memcpy(panel + j * kWordBytes + 4 * r, &word, 4);
-      }
-      const uint16_t scale = r < num_rows ? scales[r * groups + g] : uint16_t{0};
-      std::memcpy(panel + kNibbleBytes + 2 * r, &scale, 2);
-    }
+    for (int64_t r = 0; r < num_rows; ++r)
+      encode_row(src + r * (in_features / 2) + g * (kInt4Group / 2), scales[r * groups + g], r, panel);
+    for (int64_t r = num_rows; r < kPanelRows; ++r)
+      encode_row(reinterpret_cast<const std::byte*>(kZeroRow), 0, r, panel);
   }
 }
 
