@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -29,6 +30,8 @@ TOP_K = 8
 class Result:
     """One measured cell; gigabytes are those of the distinct experts touched."""
 
+    machine: str
+    commit: str
     dims: str
     kernel: str
     threads: int
@@ -91,7 +94,9 @@ def measure(layer: _C.ExpertLayer, hidden: int, tokens: int, seconds: float) -> 
 
 def run(args: argparse.Namespace) -> Iterator[Result]:
     """Every cell asked for, in order."""
-    cpus = _C.cpu_info()["physical_cpus"]
+    info = _C.cpu_info()
+    cpus = info["physical_cpus"]
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
     pool = _C.ThreadPool(cpus)
     for dims in args.dims:
         hidden, intermediate, experts = (int(part) for part in dims.split("x"))
@@ -102,6 +107,8 @@ def run(args: argparse.Namespace) -> Iterator[Result]:
                 seconds, cpu_seconds, distinct, calls = measure(layer, hidden, tokens, args.seconds)
                 flops = 2 * 3 * tokens * TOP_K * hidden * intermediate
                 yield Result(
+                    machine=info["model_name"],
+                    commit=commit.stdout.strip(),
                     dims=dims,
                     kernel=layer.kernel,
                     threads=pool.num_threads,
