@@ -97,3 +97,12 @@ def test_python_threads_may_share_a_pool(pool: ops.ThreadPool) -> None:
     for thread in threads:
         thread.join()
     assert all(torch.equal(out, expected) for out in results)
+
+
+def test_torch_without_the_dlpack_exchange_table(pool: ops.ThreadPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    src, slots = torch.randn(3, 8), torch.tensor([2, 0, 1], dtype=torch.int32)
+    expected, cache = torch.zeros(3, 8, dtype=torch.bfloat16), torch.zeros(3, 8, dtype=torch.bfloat16)
+    ops.kv_store(pool, src, expected, slots)
+    monkeypatch.setattr(ops, "_TAKES_TENSORS", False)
+    ops.kv_store(pool, src, cache, slots)
+    assert torch.equal(cache, expected)
