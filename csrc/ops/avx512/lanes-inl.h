@@ -60,21 +60,29 @@ inline float reduce_max(F16 a) {
 // Columns column .. column + 15 of 16 rows; column c goes to dst + c * stride, lane i from row i. Quarter
 // rows are put together by the loads, so that only shuffles inside 128-bit lanes are left.
 inline void transpose16(const float* const* rows, int64_t column, float* dst, int64_t stride) {
-  for (int c = 0; c < 16; c += 4) {
-    __m512 r[4];  // r[i]: columns c .. c + 3 of rows i, i + 4, i + 8, i + 12
-    for (int i = 0; i < 4; ++i) {
-      const auto quarter = [&](int row) { return _mm_loadu_ps(rows[row] + column + c); };
-      const __m256 low = _mm256_insertf128_ps(_mm256_castps128_ps256(quarter(i)), quarter(i + 4), 1);
-      const __m256 high = _mm256_insertf128_ps(_mm256_castps128_ps256(quarter(i + 8)), quarter(i + 12), 1);
-      r[i] = _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
+  __m512 r[4][4];  // r[c][i]: columns 4c .. 4c + 3 of rows i, i + 4, i + 8, i + 12
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {  // four row pointers at a time: sixteen would not stay in registers
+    const float* const row[4] = {rows[i] + column, rows[i + 4] + column, rows[i + 8] + column,
+                                 rows[i + 12] + column};
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; ++c) {
+      const auto quarter = [&](int part) { return _mm_loadu_ps(row[part] + 4 * c); };
+      const __m256 low = _mm256_insertf128_ps(_mm256_castps128_ps256(quarter(0)), quarter(1), 1);
+      const __m256 high = _mm256_insertf128_ps(_mm256_castps128_ps256(quarter(2)), quarter(3), 1);
+      r[c][i] = _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
     }
-    const __m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(r[0], r[1]));
-    const __m512d b = _mm512_castps_pd(_mm512_unpacklo_ps(r[2], r[3]));
-    const __m512d d = _mm512_castps_pd(_mm512_unpackhi_ps(r[0], r[1]));
-    const __m512d e = _mm512_castps_pd(_mm512_unpackhi_ps(r[2], r[3]));
-    _mm512_storeu_ps(dst + (c + 0) * stride, _mm512_castpd_ps(_mm512_unpacklo_pd(a, b)));
-    _mm512_storeu_ps(dst + (c + 1) * stride, _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
-    _mm512_storeu_ps(dst + (c + 2) * stride, _mm512_castpd_ps(_mm512_unpacklo_pd(d, e)));
-    _mm512_storeu_ps(dst + (c + 3) * stride, _mm512_castpd_ps(_mm512_unpackhi_pd(d, e)));
+  }
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; ++c) {
+    const __m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(r[c][0], r[c][1]));
+    const __m512d b = _mm512_castps_pd(_mm512_unpacklo_ps(r[c][2], r[c][3]));
+    const __m512d d = _mm512_castps_pd(_mm512_unpackhi_ps(r[c][0], r[c][1]));
+    const __m512d e = _mm512_castps_pd(_mm512_unpackhi_ps(r[c][2], r[c][3]));
+    float* out = dst + 4 * c * stride;
+    _mm512_storeu_ps(out, _mm512_castpd_ps(_mm512_unpacklo_pd(a, b)));
+    _mm512_storeu_ps(out + stride, _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    _mm512_storeu_ps(out + 2 * stride, _mm512_castpd_ps(_mm512_unpacklo_pd(d, e)));
+    _mm512_storeu_ps(out + 3 * stride, _mm512_castpd_ps(_mm512_unpackhi_pd(d, e)));
   }
 }
