@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -21,6 +22,7 @@ from proa.server.frontend import Frontend
 from proa.server.metrics import Metrics
 from proa.server.protocol import ChatCompletionRequest
 from proa.server.services import Services
+from proa.server.sse import EventStream
 
 CHAT = ChatCompletionRequest.model_validate({"messages": [{"role": "user", "content": "hi"}]})
 
@@ -129,6 +131,24 @@ class TestClient:
         assert await flush is False
         with pytest.raises(UnavailableError):
             client.submit([])
+
+
+async def test_stream_of_a_client_that_left_before_it_began():
+    """The generator behind is never entered, so nothing but `on_end` can end the generation."""
+    ended = []
+
+    async def events() -> AsyncIterator[dict]:
+        yield {}
+
+    async def receive() -> dict:
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict) -> None:
+        await asyncio.sleep(3600)
+
+    stream = EventStream(events(), keepalive=10, write_timeout=10, on_end=lambda: ended.append(1))
+    await asyncio.wait_for(stream({"type": "http"}, receive, send), 5)
+    assert ended == [1]
 
 
 def test_body_budget():

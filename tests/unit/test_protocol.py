@@ -94,6 +94,11 @@ class TestRequests:
         with pytest.raises(UserError):
             chat(stop=["x"] * 17)
 
+    def test_number_of_biases(self):
+        assert len(chat(logit_bias={str(index): 1 for index in range(1024)}).logit_bias) == 1024
+        with pytest.raises(UserError, match="at most 1024"):
+            chat(logit_bias={str(index): 1 for index in range(1025)})
+
     def test_nulls_are_defaults(self):
         fields = ChatCompletionRequest.model_fields.keys() - {"messages", "continue_final_message"}
         assert chat(**dict.fromkeys(fields)) == chat()

@@ -225,6 +225,9 @@ def test_unsafe_and_failing_templates(source: str):
     "source",
     [
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% set x = range(99999) | list %}{% for a in x %}{% for b in x %}{% endfor %}{% endfor %}",
+        "{{ [1] | batch(1000000000, 'x') | list }}",
+        "{{ lipsum(100000) }}",
         "{% macro f(n) %}{% for a in range(50000) %}x{% endfor %}{{ f(n) }}{% endmacro %}{{ f(1) }}",
         "{% for a in range(99999) %}{% for b in range(99) %}{{ 'aaaaaaaaaaaaaaaaaaaaaaaaa' }}{% endfor %}{% endfor %}",
         "{{ range(10**9) | list }}",

@@ -71,21 +71,20 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self) -> None:
-        # Not optimized: folding constants while compiling would run outside any budget.
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[jinja2.ext.loopcontrols, _GenerationTag],
             autoescape=False,
-            optimized=False,
         )
         self._thread = threading.local()
         self.filters["tojson"] = _tojson
         self.filters["format"] = self._format
-        for name in ("center", "indent"):
+        for name in ("batch", "center", "indent", "slice", "wordwrap"):
             self.filters[name] = self._with_sized_arguments(self.filters[name])
         self.filters["_budgeted"] = self._budgeted
         self.filters["_sized"] = self._sized
+        del self.globals["lipsum"]
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
 
