@@ -63,7 +63,7 @@ def raw_linear(rng: np.random.Generator, fmt: str, rows: int, columns: int) -> t
 def build(pool: _C.ThreadPool, fmt: str, hidden: int, intermediate: int, experts: int, tokens: int) -> _C.ExpertLayer:
     """A layer whose experts all hold the same values, each in memory of its own."""
     rng = np.random.default_rng(0)
-    layer = _C.ExpertLayer(pool, experts, hidden, intermediate, fmt, max_tokens=tokens, max_top_k=TOP_K)
+    layer = _C.ExpertLayer(_C.ExpertWorkspace(pool, tokens), experts, hidden, intermediate, fmt, max_top_k=TOP_K)
     gate = raw_linear(rng, fmt, intermediate, hidden)
     up = raw_linear(rng, fmt, intermediate, hidden)
     down = raw_linear(rng, fmt, hidden, intermediate)

@@ -1,9 +1,11 @@
 // ExpertLayer and route.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
 #include <memory>
 #include <stdexcept>
+#include <utility>
 
 #include "bindings/array.h"
 #include "bindings/packed_weight.h"
@@ -17,35 +19,51 @@ using namespace nb::literals;
 namespace proa::bindings {
 namespace {
 
+// Their product, the pairs of a batch, is an int32.
+constexpr int64_t kMaxTokens = 1 << 20;
+constexpr int64_t kMaxTopK = 1 << 10;
+
 [[noreturn]] void refuse(const std::string& function, const std::string& expected, const std::string& got) {
   throw std::invalid_argument("[" + function + "] expected " + expected + ", got " + got);
 }
 
-void check_range(const char* name, int64_t value, int64_t largest) {
+void check_range(const char* function, const char* name, int64_t value, int64_t largest) {
   if (value < 1 || value > largest)
-    refuse("ExpertLayer", std::string(name) + " in 1 .. " + std::to_string(largest), std::to_string(value));
+    refuse(function, std::string(name) + " in 1 .. " + std::to_string(largest), std::to_string(value));
 }
 
-// The layer with the pool it runs on.
+// A workspace with the pool its layers run on.
+struct BoundWorkspace {
+  std::shared_ptr<runtime::ThreadPool> threads;
+  moe::ExpertWorkspace workspace;
+
+  BoundWorkspace(std::shared_ptr<runtime::ThreadPool> pool, int64_t max_tokens)
+      : threads(std::move(pool)), workspace(*threads, max_tokens) {}
+};
+
+std::shared_ptr<BoundWorkspace> make_workspace(const Pool& pool, int64_t max_tokens) {
+  check_range("ExpertWorkspace", "max_tokens", max_tokens, kMaxTokens);
+  return std::make_shared<BoundWorkspace>(pool.use(), max_tokens);
+}
+
+// The layer with the workspace it uses.
 class BoundExpertLayer {
  public:
-  BoundExpertLayer(const Pool& pool, int64_t num_experts, int64_t hidden, int64_t intermediate,
-                   const std::string& format_name, const std::string& activation, int64_t max_tokens,
+  BoundExpertLayer(std::shared_ptr<BoundWorkspace> workspace, int64_t num_experts, int64_t hidden,
+                   int64_t intermediate, const std::string& format_name, const std::string& activation,
                    int64_t max_top_k)
-      : threads_(pool.use()) {
-    check_range("num_experts", num_experts, 1 << 16);
-    check_range("hidden", hidden, 1 << 20);
-    check_range("intermediate", intermediate, 1 << 20);
-    check_range("max_tokens", max_tokens, 1 << 20);
-    check_range("max_top_k", max_top_k, 1 << 10);
-    if (max_tokens * max_top_k > INT32_MAX) refuse("ExpertLayer", "max_tokens * max_top_k in int32", "more");
+      : workspace_(std::move(workspace)) {
+    check_range("ExpertLayer", "num_experts", num_experts, 1 << 16);
+    check_range("ExpertLayer", "hidden", hidden, 1 << 20);
+    check_range("ExpertLayer", "intermediate", intermediate, 1 << 20);
+    check_range("ExpertLayer", "max_top_k", max_top_k, kMaxTopK);
     if (activation != "silu") refuse("ExpertLayer", "activation 'silu'", "'" + activation + "'");
     const auto format = parse_format("ExpertLayer", format_name);
     const auto& gate_up = required_kernel("ExpertLayer", format, {intermediate, hidden});
     const auto& down = required_kernel("ExpertLayer", format, {hidden, intermediate});
-    layer_ = std::make_unique<moe::ExpertLayer>(moe::ExpertLayerConfig{num_experts, hidden, intermediate,
-                                                                       format, &gate_up, &down, max_tokens,
-                                                                       max_top_k, threads_->num_threads()});
+    layer_ = std::make_unique<moe::ExpertLayer>(
+        workspace_->workspace,
+        moe::ExpertLayerConfig{num_experts, hidden, intermediate, format, &gate_up, &down, max_top_k});
   }
 
   const moe::ExpertLayer& layer() const { return *layer_; }
@@ -62,7 +80,7 @@ class BoundExpertLayer {
     const RawLinear raw_down("ExpertLayer.load", "down", "down_scales", config().format, out, down,
                              down_scales);
     nb::gil_scoped_release release;
-    layer_->load(*threads_, expert, raw_gate.weight(), raw_up.weight(), raw_down.weight());
+    layer_->load(expert, raw_gate.weight(), raw_up.weight(), raw_down.weight());
   }
 
   bool is_loaded(int64_t expert) const {
@@ -83,8 +101,8 @@ class BoundExpertLayer {
     weights.expect(DType::kF32, {tokens, top_k});
     const Array out(kName, "out", out_object, Access::kWrite);
     out.expect(DType::kF32, {tokens, config().hidden});
-    if (tokens > config().max_tokens)
-      refuse(kName, "at most max_tokens = " + std::to_string(config().max_tokens) + " tokens",
+    if (tokens > layer_->max_tokens())
+      refuse(kName, "at most max_tokens = " + std::to_string(layer_->max_tokens()) + " tokens",
              std::to_string(tokens));
     if (top_k > config().max_top_k)
       refuse(kName, "at most max_top_k = " + std::to_string(config().max_top_k) + " slots",
@@ -98,7 +116,7 @@ class BoundExpertLayer {
                                         top_k,
                                         accumulate};
     nb::gil_scoped_release release;
-    layer_->forward(*threads_, batch);
+    layer_->forward(batch);
   }
 
  private:
@@ -118,7 +136,7 @@ class BoundExpertLayer {
     }
   }
 
-  std::shared_ptr<runtime::ThreadPool> threads_;
+  std::shared_ptr<BoundWorkspace> workspace_;
   std::unique_ptr<moe::ExpertLayer> layer_;
 };
 
@@ -157,12 +175,19 @@ void route(nb::object logits_object, nb::object ids_object, nb::object weights_o
 }  // namespace
 
 void init_moe(nb::module_& m) {
+  nb::class_<BoundWorkspace>(m, "ExpertWorkspace",
+                             "Scratch memory of expert layers that run one after another, as large as the "
+                             "largest of them needs it for max_tokens tokens; it grows when a layer is made. "
+                             "One forward at a time in all of its layers.")
+      .def(nb::new_(&make_workspace), "pool"_a, "max_tokens"_a = 512)
+      .def_prop_ro("max_tokens", [](const BoundWorkspace& w) { return w.workspace.max_tokens(); })
+      .def_prop_ro("nbytes", [](const BoundWorkspace& w) { return w.workspace.bytes(); });
   nb::class_<BoundExpertLayer>(m, "ExpertLayer",
                                "The routed experts of one layer; a dense MLP is one with one expert.")
-      .def(nb::init<const Pool&, int64_t, int64_t, int64_t, const std::string&, const std::string&, int64_t,
-                    int64_t>(),
-           "pool"_a, "num_experts"_a, "hidden"_a, "intermediate"_a, "format"_a, "activation"_a = "silu",
-           "max_tokens"_a = 512, "max_top_k"_a = 8)
+      .def(nb::init<std::shared_ptr<BoundWorkspace>, int64_t, int64_t, int64_t, const std::string&,
+                    const std::string&, int64_t>(),
+           "workspace"_a, "num_experts"_a, "hidden"_a, "intermediate"_a, "format"_a, "activation"_a = "silu",
+           "max_top_k"_a = 8)
       .def("load", &BoundExpertLayer::load, "expert"_a, "gate"_a, "gate_scales"_a.none(), "up"_a,
            "up_scales"_a.none(), "down"_a, "down_scales"_a.none(),
            "gate, up [intermediate, hidden], down [hidden, intermediate], arrays as for PackedWeight.pack.")
@@ -174,7 +199,6 @@ void init_moe(nb::module_& m) {
       .def("is_loaded", &BoundExpertLayer::is_loaded, "expert"_a)
       .def_prop_ro("num_experts", [](const BoundExpertLayer& l) { return l.config().num_experts; })
       .def_prop_ro("nbytes", [](const BoundExpertLayer& l) { return l.layer().weight_bytes(); })
-      .def_prop_ro("workspace_bytes", [](const BoundExpertLayer& l) { return l.layer().workspace_bytes(); })
       .def_prop_ro("kernel",
                    [](const BoundExpertLayer& l) { return std::string(l.config().gate_up_kernel->name); });
   m.def("route", &route, "logits"_a, "ids"_a, "weights"_a, "bias"_a.none() = nb::none(),

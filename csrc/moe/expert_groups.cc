@@ -4,11 +4,12 @@
 
 namespace proa::moe {
 
-ExpertGroups::ExpertGroups(int64_t num_experts, int64_t max_pairs) {
-  starts_.resize(static_cast<size_t>(num_experts) + 1);
-  active_.reserve(static_cast<size_t>(num_experts));
-  tokens_.resize(static_cast<size_t>(max_pairs));
-  positions_.resize(static_cast<size_t>(max_pairs));
+void ExpertGroups::reserve(int64_t num_experts, int64_t max_pairs) {
+  const auto experts = static_cast<size_t>(num_experts), pairs = static_cast<size_t>(max_pairs);
+  starts_.resize(std::max(starts_.size(), experts + 1));
+  active_.reserve(experts);
+  tokens_.resize(std::max(tokens_.size(), pairs));
+  positions_.resize(std::max(positions_.size(), pairs));
 }
 
 int64_t ExpertGroups::bytes() const noexcept {
@@ -16,12 +17,12 @@ int64_t ExpertGroups::bytes() const noexcept {
                               active_.capacity() * sizeof(ExpertGroup));
 }
 
-void ExpertGroups::assign(std::span<const int32_t> ids, int64_t top_k) noexcept {
-  std::fill(starts_.begin(), starts_.end(), 0);
+void ExpertGroups::assign(std::span<const int32_t> ids, int64_t top_k, int64_t num_experts) noexcept {
+  std::fill(starts_.begin(), starts_.begin() + num_experts + 1, 0);
   for (int32_t id : ids)
     if (id >= 0) ++starts_[static_cast<size_t>(id) + 1];
   active_.clear();
-  for (size_t e = 0; e + 1 < starts_.size(); ++e) {
+  for (size_t e = 0; e < static_cast<size_t>(num_experts); ++e) {
     const int32_t count = starts_[e + 1];
     starts_[e + 1] += starts_[e];
     if (count > 0) active_.push_back({static_cast<int32_t>(e), starts_[e], starts_[e + 1]});

@@ -16,14 +16,15 @@ struct ExpertGroup {
   int64_t size() const noexcept { return end - begin; }
 };
 
-// Filled once per forward; memory is reserved by the constructor.
+// Filled once per forward, in memory reserved before.
 class ExpertGroups {
  public:
-  ExpertGroups(int64_t num_experts, int64_t max_pairs);  // throws std::bad_alloc
+  // Makes room for ids below num_experts and for max_pairs pairs. Throws std::bad_alloc.
+  void reserve(int64_t num_experts, int64_t max_pairs);
 
   // ids [num_tokens, top_k]: -1 skips the slot, all others must be < num_experts. Tokens stay in order within
   // a group.
-  void assign(std::span<const int32_t> ids, int64_t top_k) noexcept;
+  void assign(std::span<const int32_t> ids, int64_t top_k, int64_t num_experts) noexcept;
 
   std::span<const ExpertGroup> active() const noexcept { return active_; }
   // The token of each position.
@@ -33,7 +34,7 @@ class ExpertGroups {
   int64_t bytes() const noexcept;
 
  private:
-  std::vector<int32_t> starts_;  // [num_experts + 1]
+  std::vector<int32_t> starts_;  // [num_experts + 1] of the layer with the most experts
   std::vector<ExpertGroup> active_;
   std::vector<int32_t> tokens_, positions_;
 };

@@ -26,6 +26,11 @@ constexpr int64_t kForkFloats = 64 * 1024;
 constexpr int64_t ceil_div(int64_t a, int64_t b) noexcept { return (a + b - 1) / b; }
 constexpr int64_t padded(int64_t bytes) noexcept { return ceil_div(bytes, 64) * 64; }
 
+// The largest tile of at most `rows` rows.
+constexpr int64_t down_tile_rows(int64_t rows) noexcept {
+  return std::clamp(rows / kTileStep * kTileStep, kTileStep, kMaxDownRows);
+}
+
 // sum[r] += weight * row[r], unfused, in every build the same.
 void add_scaled(float* sum, const float* row, float weight, int64_t n) noexcept {
   for (int64_t r = 0; r < n; ++r) sum[r] += weight * row[r];
@@ -33,12 +38,12 @@ void add_scaled(float* sum, const float* row, float weight, int64_t n) noexcept 
 
 }  // namespace
 
-ExpertLayer::ExpertLayer(const ExpertLayerConfig& config)
-    : config_(config),
+ExpertLayer::ExpertLayer(ExpertWorkspace& workspace, const ExpertLayerConfig& config)
+    : workspace_(workspace),
+      config_(config),
       gate_shape_{config.intermediate, config.hidden},
       down_shape_{config.hidden, config.intermediate},
-      loaded_(static_cast<size_t>(config.num_experts)),
-      groups_(config.num_experts, config.max_tokens * config.max_top_k) {
+      loaded_(static_cast<size_t>(config.num_experts)) {
   gate_bytes_ = padded(format::packed_bytes(config.format, gate_shape_));
   expert_bytes_ = 2 * gate_bytes_ + padded(format::packed_bytes(config.format, down_shape_));
   const auto weight_bytes = static_cast<size_t>(config.num_experts * expert_bytes_);
@@ -49,41 +54,43 @@ ExpertLayer::ExpertLayer(const ExpertLayerConfig& config)
   input_row_bytes_ = quantized ? gemm::quantized_row_bytes(config.hidden) : 0;
   intermediate_row_bytes_ =
       quantized ? gemm::quantized_row_bytes(config.intermediate) : padded(4 * config.intermediate);
-  const int64_t max_pairs = config.max_tokens * config.max_top_k;
-  results_per_thread_ = std::max(kTileStep * max_pairs, std::min(kResultBytes / 4, kMaxDownRows * max_pairs));
-  const int64_t input = config.max_tokens * input_row_bytes_;
-  const int64_t intermediate = max_pairs * intermediate_row_bytes_;
-  const int64_t results = config.num_threads * results_per_thread_;
-  workspace_ = base::Arena(static_cast<size_t>(padded(input) + padded(intermediate) + padded(4 * results)));
-  input_ = workspace_.take<std::byte>(static_cast<size_t>(input));
-  intermediate_ = workspace_.take<std::byte>(static_cast<size_t>(intermediate));
-  results_ = workspace_.take<float>(static_cast<size_t>(results));
+  const int64_t max_pairs = workspace.max_tokens() * config.max_top_k;
+  // Small enough for work for all threads.
+  max_down_rows_ = down_tile_rows(config.hidden / (kItemsPerThread * workspace.pool().num_threads()));
+  scratch_size_ = {.num_experts = config.num_experts,
+                   .max_pairs = max_pairs,
+                   .input_bytes = workspace.max_tokens() * input_row_bytes_,
+                   .intermediate_bytes = max_pairs * intermediate_row_bytes_,
+                   .results_per_thread = std::max(kTileStep * max_pairs,
+                                                  std::min(kResultBytes / 4, max_down_rows_ * max_pairs))};
+  workspace.reserve(scratch_size_);
 }
 
-void ExpertLayer::load(runtime::ThreadPool& pool, int64_t expert, const format::RawWeight& gate,
-                       const format::RawWeight& up, const format::RawWeight& down) noexcept {
+void ExpertLayer::load(int64_t expert, const format::RawWeight& gate, const format::RawWeight& up,
+                       const format::RawWeight& down) noexcept {
   const std::span<std::byte> own =
       experts_.subspan(static_cast<size_t>(expert * expert_bytes_), static_cast<size_t>(expert_bytes_));
   const std::span<std::byte> places[] = {own, own.subspan(static_cast<size_t>(gate_bytes_)),
                                          own.subspan(static_cast<size_t>(2 * gate_bytes_))};
   const format::RawWeight* raw[] = {&gate, &up, &down};
   for (int i = 0; i < 3; ++i)
-    pool.parallel_for(raw[i]->shape.panels(), 4, [&](int64_t begin, int64_t end, int) noexcept {
+    workspace_.pool().parallel_for(raw[i]->shape.panels(), 4, [&](int64_t begin, int64_t end, int) noexcept {
       format::pack_panels(config_.format, *raw[i], places[i], begin, end);
     });
   loaded_[static_cast<size_t>(expert)] = 1;
 }
 
-void ExpertLayer::forward(runtime::ThreadPool& pool, const Batch& batch) noexcept {
+void ExpertLayer::forward(const Batch& batch) noexcept {
   if (batch.num_tokens == 0) return;
-  const std::lock_guard lock(busy_);
-  groups_.assign({batch.ids, static_cast<size_t>(batch.num_tokens * batch.top_k)}, batch.top_k);
-  if (!groups_.active().empty()) run_gate_up(pool, prepare_input(pool, batch));
-  run_down(pool, batch);
+  const Lease scratch(workspace_, scratch_size_);
+  scratch.groups.assign({batch.ids, static_cast<size_t>(batch.num_tokens * batch.top_k)}, batch.top_k,
+                        config_.num_experts);
+  if (!scratch.groups.active().empty()) run_gate_up(scratch, prepare_input(scratch, batch));
+  run_down(scratch, batch);
 }
 
 // Each token is quantized once, however many experts read it.
-gemm::ActRows ExpertLayer::prepare_input(runtime::ThreadPool& pool, const Batch& batch) noexcept {
+gemm::ActRows ExpertLayer::prepare_input(const Lease& scratch, const Batch& batch) const noexcept {
   const int64_t hidden = config_.hidden;
   if (input_row_bytes_ == 0)
     return {reinterpret_cast<const std::byte*>(batch.x), hidden * static_cast<int64_t>(sizeof(float)),
@@ -91,18 +98,18 @@ gemm::ActRows ExpertLayer::prepare_input(runtime::ThreadPool& pool, const Batch&
   const auto quantize = [&](int64_t begin, int64_t end, int) noexcept {
     for (int64_t t = begin; t < end; ++t)
       config_.gate_up_kernel->quantize(batch.x + t * hidden, 0, hidden, hidden,
-                                       input_.data() + t * input_row_bytes_);
+                                       scratch.input + t * input_row_bytes_);
   };
   if (batch.num_tokens * hidden < kForkFloats)
     quantize(0, batch.num_tokens, 0);
   else
-    pool.parallel_for(batch.num_tokens, 4, quantize);
-  return {input_.data(), input_row_bytes_, nullptr};
+    scratch.pool.parallel_for(batch.num_tokens, 4, quantize);
+  return {scratch.input, input_row_bytes_, nullptr};
 }
 
 // Work items are (expert, token block, row tile), numbered through.
-void ExpertLayer::run_gate_up(runtime::ThreadPool& pool, const gemm::ActRows& x) noexcept {
-  const std::span<const ExpertGroup> groups = groups_.active();
+void ExpertLayer::run_gate_up(const Lease& scratch, const gemm::ActRows& x) const noexcept {
+  const std::span<const ExpertGroup> groups = scratch.groups.active();
   const auto count_items = [&](int64_t tile_rows) noexcept {
     int64_t items = 0;
     for (const ExpertGroup& group : groups)
@@ -110,9 +117,9 @@ void ExpertLayer::run_gate_up(runtime::ThreadPool& pool, const gemm::ActRows& x)
     return items;
   };
   int64_t tile_rows = kGateUpRows;
-  if (count_items(tile_rows) < kItemsPerThread * pool.num_threads()) tile_rows = kTileStep;
+  if (count_items(tile_rows) < kItemsPerThread * scratch.pool.num_threads()) tile_rows = kTileStep;
   const int64_t tiles = ceil_div(config_.intermediate, tile_rows);
-  pool.parallel_for(count_items(tile_rows), 1, [&](int64_t item, int64_t, int) noexcept {
+  scratch.pool.parallel_for(count_items(tile_rows), 1, [&](int64_t item, int64_t, int) noexcept {
     size_t g = 0;
     for (int64_t n; item >= (n = ceil_div(groups[g].size(), kTokensPerItem) * tiles); ++g) item -= n;
     const ExpertGroup& group = groups[g];
@@ -121,18 +128,18 @@ void ExpertLayer::run_gate_up(runtime::ThreadPool& pool, const gemm::ActRows& x)
     const int64_t begin = group.begin + item % blocks * kTokensPerItem;
     const int64_t end = std::min<int64_t>(begin + kTokensPerItem, group.end);
     const int64_t row = item / blocks * tile_rows;
-    gate_up_item({group.expert, static_cast<int32_t>(begin), static_cast<int32_t>(end)}, row,
+    gate_up_item(scratch, {group.expert, static_cast<int32_t>(begin), static_cast<int32_t>(end)}, row,
                  std::min(tile_rows, config_.intermediate - row), x);
   });
 }
 
 // Rows [row, row + rows) of silu(gate) * up for one block of an expert's tokens, to the rows of their
 // positions.
-void ExpertLayer::gate_up_item(const ExpertGroup& tokens, int64_t row, int64_t rows,
-                               gemm::ActRows x) noexcept {
+void ExpertLayer::gate_up_item(const Lease& scratch, const ExpertGroup& tokens, int64_t row, int64_t rows,
+                               gemm::ActRows x) const noexcept {
   alignas(64) float gate[kTokensPerItem * kGateUpRows];
   alignas(64) float up[kTokensPerItem * kGateUpRows];
-  x.index = groups_.tokens() + tokens.begin;
+  x.index = scratch.groups.tokens() + tokens.begin;
   gemm::GemmArgs args{
       gate_of(tokens.expert), gate_shape_, row / kPanelRows, ceil_div(row + rows, kPanelRows), x,
       tokens.size(),          gate,        kGateUpRows};
@@ -141,34 +148,31 @@ void ExpertLayer::gate_up_item(const ExpertGroup& tokens, int64_t row, int64_t r
   args.out = up;
   config_.gate_up_kernel->gemm(args);
   for (int64_t m = 0; m < tokens.size(); ++m) {
-    std::byte* dst = intermediate_.data() + (tokens.begin + m) * intermediate_row_bytes_;
+    std::byte* dst = scratch.intermediate + (tokens.begin + m) * intermediate_row_bytes_;
     float* product = input_row_bytes_ == 0 ? reinterpret_cast<float*>(dst) + row : gate + m * kGateUpRows;
     config_.gate_up_kernel->silu_mul(gate + m * kGateUpRows, up + m * kGateUpRows, product, rows);
     if (input_row_bytes_ != 0) config_.down_kernel->quantize(product, row, rows, config_.intermediate, dst);
   }
 }
 
-// As large as the results of one tile may be, but with work for all threads.
-int64_t ExpertLayer::down_tile_rows(int64_t num_pairs, int num_threads) const noexcept {
-  int64_t rows = std::min(kMaxDownRows, results_per_thread_ / std::max<int64_t>(num_pairs, 1));
-  rows = std::min(rows, config_.hidden / (kItemsPerThread * num_threads));
-  return std::max(rows / kTileStep * kTileStep, kTileStep);
-}
-
-void ExpertLayer::run_down(runtime::ThreadPool& pool, const Batch& batch) noexcept {
-  const int64_t pairs = groups_.active().empty() ? 0 : groups_.active().back().end;
-  const int64_t rows = down_tile_rows(pairs, pool.num_threads());
-  pool.parallel_for(ceil_div(config_.hidden, rows), 1, [&](int64_t item, int64_t, int thread) noexcept {
-    const int64_t row = item * rows;
-    down_item(batch, row, std::min(rows, config_.hidden - row),
-              results_.data() + thread * results_per_thread_);
-  });
+void ExpertLayer::run_down(const Lease& scratch, const Batch& batch) const noexcept {
+  const std::span<const ExpertGroup> groups = scratch.groups.active();
+  const int64_t pairs = groups.empty() ? 1 : groups.back().end;
+  // As many as there is room for the results of.
+  const int64_t rows = std::min(max_down_rows_, down_tile_rows(scratch_size_.results_per_thread / pairs));
+  scratch.pool.parallel_for(ceil_div(config_.hidden, rows), 1,
+                            [&](int64_t item, int64_t, int thread) noexcept {
+                              const int64_t row = item * rows;
+                              down_item(scratch, batch, row, std::min(rows, config_.hidden - row),
+                                        scratch.results + thread * scratch_size_.results_per_thread);
+                            });
 }
 
 // Rows [row, row + rows) of `out`: down for every pair, then each token's sum in the order of its slots.
-void ExpertLayer::down_item(const Batch& batch, int64_t row, int64_t rows, float* results) const noexcept {
-  for (const ExpertGroup& group : groups_.active()) {
-    const gemm::ActRows x{intermediate_.data() + group.begin * intermediate_row_bytes_,
+void ExpertLayer::down_item(const Lease& scratch, const Batch& batch, int64_t row, int64_t rows,
+                            float* results) const noexcept {
+  for (const ExpertGroup& group : scratch.groups.active()) {
+    const gemm::ActRows x{scratch.intermediate + group.begin * intermediate_row_bytes_,
                           intermediate_row_bytes_, nullptr};
     config_.down_kernel->gemm({down_of(group.expert), down_shape_, row / kPanelRows,
                                ceil_div(row + rows, kPanelRows), x, group.size(),
@@ -177,7 +181,7 @@ void ExpertLayer::down_item(const Batch& batch, int64_t row, int64_t rows, float
   for (int64_t t = 0; t < batch.num_tokens; ++t) {
     float sum[kMaxDownRows] = {};
     for (int64_t pair = t * batch.top_k; pair < (t + 1) * batch.top_k; ++pair)
-      if (const int32_t position = groups_.positions()[pair]; position >= 0)
+      if (const int32_t position = scratch.groups.positions()[pair]; position >= 0)
         add_scaled(sum, results + position * rows, batch.weights[pair], rows);
     float* out = batch.out + t * config_.hidden + row;
     for (int64_t r = 0; r < rows; ++r) out[r] = batch.accumulate ? out[r] + sum[r] : sum[r];

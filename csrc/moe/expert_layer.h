@@ -2,14 +2,12 @@
 #pragma once
 
 #include <cstdint>
-#include <mutex>
 #include <span>
 #include <vector>
 
 #include "base/arena.h"
 #include "gemm/kernel.h"
-#include "moe/expert_groups.h"
-#include "runtime/thread_pool.h"
+#include "moe/expert_workspace.h"
 
 namespace proa::moe {
 
@@ -21,25 +19,26 @@ struct ExpertLayerConfig {
   const gemm::Kernel* gate_up_kernel = nullptr;  // of [intermediate, hidden]
   const gemm::Kernel* down_kernel =
       nullptr;  // of [hidden, intermediate]; both read the same kind of activations
-  int64_t max_tokens = 0;
   int64_t max_top_k = 0;
-  int num_threads = 1;
 };
 
 // A forward is two fork/joins: gate + up + activation, then down with the sum over slots. Every result row
 // has the same bits whatever the batch, the order of its tokens and the number of threads.
 class ExpertLayer {
  public:
-  explicit ExpertLayer(const ExpertLayerConfig& config);  // throws std::bad_alloc
+  // Reserves in `workspace`, which must outlive the layer and whose pool does all work. Throws
+  // std::bad_alloc.
+  ExpertLayer(ExpertWorkspace& workspace, const ExpertLayerConfig& config);
 
   // gate, up [intermediate, hidden], down [hidden, intermediate] in the layer's format. Expert may be loaded
   // again.
-  void load(runtime::ThreadPool& pool, int64_t expert, const format::RawWeight& gate,
-            const format::RawWeight& up, const format::RawWeight& down) noexcept;
+  void load(int64_t expert, const format::RawWeight& gate, const format::RawWeight& up,
+            const format::RawWeight& down) noexcept;
   bool is_loaded(int64_t expert) const noexcept { return loaded_[static_cast<size_t>(expert)] != 0; }
 
   // x, out [num_tokens, hidden]; ids, weights [num_tokens, top_k]. Every id is -1 or a loaded expert;
-  // num_tokens <= max_tokens and top_k <= max_top_k. One forward at a time: others wait.
+  // num_tokens <= max_tokens of the workspace and top_k <= max_top_k. One forward at a time in all layers of
+  // a workspace: others wait.
   struct Batch {
     const float* x = nullptr;
     const int32_t* ids = nullptr;
@@ -49,40 +48,38 @@ class ExpertLayer {
     int64_t top_k = 0;
     bool accumulate = false;
   };
-  void forward(runtime::ThreadPool& pool, const Batch& batch) noexcept;
+  void forward(const Batch& batch) noexcept;
 
   const ExpertLayerConfig& config() const noexcept { return config_; }
   int64_t weight_bytes() const noexcept { return static_cast<int64_t>(weights_.capacity()); }
-  int64_t workspace_bytes() const noexcept {
-    return static_cast<int64_t>(workspace_.capacity()) + groups_.bytes();
-  }
+  int64_t max_tokens() const noexcept { return workspace_.max_tokens(); }
 
  private:
+  using Lease = ExpertWorkspace::Lease;
+
   const std::byte* gate_of(int64_t expert) const noexcept { return experts_.data() + expert * expert_bytes_; }
   const std::byte* up_of(int64_t expert) const noexcept { return gate_of(expert) + gate_bytes_; }
   const std::byte* down_of(int64_t expert) const noexcept { return gate_of(expert) + 2 * gate_bytes_; }
 
-  gemm::ActRows prepare_input(runtime::ThreadPool& pool, const Batch& batch) noexcept;
-  void run_gate_up(runtime::ThreadPool& pool, const gemm::ActRows& x) noexcept;
-  void gate_up_item(const ExpertGroup& tokens, int64_t row, int64_t rows, gemm::ActRows x) noexcept;
-  void run_down(runtime::ThreadPool& pool, const Batch& batch) noexcept;
-  void down_item(const Batch& batch, int64_t row, int64_t rows, float* results) const noexcept;
-  int64_t down_tile_rows(int64_t num_pairs, int num_threads) const noexcept;
+  gemm::ActRows prepare_input(const Lease& scratch, const Batch& batch) const noexcept;
+  void run_gate_up(const Lease& scratch, const gemm::ActRows& x) const noexcept;
+  void gate_up_item(const Lease& scratch, const ExpertGroup& tokens, int64_t row, int64_t rows,
+                    gemm::ActRows x) const noexcept;
+  void run_down(const Lease& scratch, const Batch& batch) const noexcept;
+  void down_item(const Lease& scratch, const Batch& batch, int64_t row, int64_t rows,
+                 float* results) const noexcept;
 
+  ExpertWorkspace& workspace_;
   ExpertLayerConfig config_;
   format::Shape gate_shape_, down_shape_;
   int64_t gate_bytes_ = 0, expert_bytes_ = 0;
   int64_t input_row_bytes_ = 0;         // 0: x is read as it is
   int64_t intermediate_row_bytes_ = 0;  // of one pair
-  int64_t results_per_thread_ = 0;      // floats
-  base::Arena weights_, workspace_;
-  std::span<std::byte> experts_;       // per expert: gate | up | down
-  std::span<std::byte> input_;         // quantized x [max_tokens]
-  std::span<std::byte> intermediate_;  // [max_tokens * max_top_k], sorted by expert
-  std::span<float> results_;           // per thread: down results of a row tile [pairs, rows]
+  int64_t max_down_rows_ = 0;           // of a tile
+  ScratchSize scratch_size_;
+  base::Arena weights_;
+  std::span<std::byte> experts_;  // per expert: gate | up | down
   std::vector<uint8_t> loaded_;
-  ExpertGroups groups_;
-  std::mutex busy_;
 };
 
 }  // namespace proa::moe

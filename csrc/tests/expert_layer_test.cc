@@ -20,15 +20,15 @@ struct Fixture {
   std::vector<gemm::PackedWeight> gate, up, down;
   moe::ExpertLayer layer;
 
-  Fixture(runtime::ThreadPool& threads, WeightFormat weight, uint32_t seed)
-      : pool(threads), layer(config(weight, threads.num_threads())) {
+  Fixture(moe::ExpertWorkspace& workspace, WeightFormat weight, uint32_t seed)
+      : pool(workspace.pool()), layer(workspace, config(weight)) {
     test::Rng rng(seed);
     const format::Shape in{kIntermediate, kHidden}, out{kHidden, kIntermediate};
     for (int64_t e = 0; e < kExperts; ++e) {
       const auto g = test::random_weight(rng, weight, in), u = test::random_weight(rng, weight, in),
                  d = test::random_weight(rng, weight, out);
       CHECK(!layer.is_loaded(e));
-      layer.load(pool, e, g.raw(), u.raw(), d.raw());
+      layer.load(e, g.raw(), u.raw(), d.raw());
       CHECK(layer.is_loaded(e));
       gate.push_back(gemm::pack_weight(pool, *layer.config().gate_up_kernel, g.raw()));
       up.push_back(gemm::pack_weight(pool, *layer.config().gate_up_kernel, u.raw()));
@@ -36,10 +36,10 @@ struct Fixture {
     }
   }
 
-  static moe::ExpertLayerConfig config(WeightFormat weight, int threads) {
+  static moe::ExpertLayerConfig config(WeightFormat weight) {
     const cpu::IsaMask isa = cpu::isa_choice().in_use;
     const auto* kernel = gemm::select_kernel(weight, {kIntermediate, kHidden}, isa);
-    return {kExperts, kHidden, kIntermediate, weight, kernel, kernel, kMaxTokens, kTopK, threads};
+    return {kExperts, kHidden, kIntermediate, weight, kernel, kernel, kTopK};
   }
 
   std::vector<float> linear(const gemm::PackedWeight& weight, const std::vector<float>& x) {
@@ -69,8 +69,8 @@ struct Fixture {
   std::vector<float> forward(const std::vector<float>& x, const std::vector<int32_t>& ids,
                              const std::vector<float>& weights, bool accumulate = false) {
     std::vector<float> out(x.size(), accumulate ? 1.0f : -7.0f);
-    layer.forward(pool, {x.data(), ids.data(), weights.data(), out.data(),
-                         static_cast<int64_t>(x.size()) / kHidden, kTopK, accumulate});
+    layer.forward({x.data(), ids.data(), weights.data(), out.data(), static_cast<int64_t>(x.size()) / kHidden,
+                   kTopK, accumulate});
     return out;
   }
 };
@@ -114,21 +114,52 @@ void edges(Fixture& f, test::Rng& rng) {
   CHECK(f.forward({}, {}, {}).empty());
 }
 
+// Layers of several shapes in one workspace: it is as large as the largest needs it, and growing it for one
+// changes nothing for those before.
+void shared_workspace(runtime::ThreadPool& pool) {
+  const auto* kernel = gemm::select_kernel(WeightFormat::kF32, {32, 32}, cpu::isa_choice().in_use);
+  moe::ExpertWorkspace workspace(pool, kMaxTokens);
+  CHECK_EQ(workspace.bytes(), 0);
+  Fixture first(workspace, WeightFormat::kInt4G32, 4);
+  const int64_t small = workspace.bytes();
+  test::Rng rng(5);
+  const auto x = test::random_floats(rng, kMaxTokens * kHidden, 0.1f);
+  const auto weights = test::random_floats(rng, kMaxTokens * kTopK);
+  const auto ids = random_ids(rng, kMaxTokens);
+  const auto out = first.forward(x, ids, weights);
+
+  const Fixture again(workspace, WeightFormat::kInt4G32, 4);
+  const moe::ExpertLayer fewer(workspace,
+                               {2, kHidden, kIntermediate, WeightFormat::kF32, kernel, kernel, kTopK - 2});
+  CHECK_EQ(workspace.bytes(), small);
+  const moe::ExpertLayer larger(
+      workspace, {4 * kExperts, 8 * kHidden, 64 * kIntermediate, WeightFormat::kF32, kernel, kernel, kTopK});
+  const int64_t pairs = kMaxTokens * kTopK;
+  const int64_t index = (4 * kExperts + 1) * 4 + 4 * kExperts * 12 + pairs * 8;
+  CHECK(workspace.bytes() > small);
+  CHECK(workspace.bytes() <= pairs * 4 * 64 * kIntermediate +
+                                 pairs * std::max(8 * kHidden, 128L * pool.num_threads()) + index + 256);
+  CHECK(first.forward(x, ids, weights) == out);
+}
+
 }  // namespace
 
 int main() {
   runtime::ThreadPool one({0}), three({0, 0, 0});
+  moe::ExpertWorkspace lonely(one, kMaxTokens), crowded(three, kMaxTokens);
   for (auto weight :
        {WeightFormat::kF32, WeightFormat::kBf16, WeightFormat::kInt4G32, WeightFormat::kFp8Block128}) {
     test::Rng rng(3);
-    Fixture alone(one, weight, 4), crowd(three, weight, 4);
+    Fixture alone(lonely, weight, 4), crowd(crowded, weight, 4);
     matches_linears(alone, rng);
     edges(crowd, rng);
     const auto x = test::random_floats(rng, kMaxTokens * kHidden, 0.1f);
     const auto weights = test::random_floats(rng, kMaxTokens * kTopK);
     const auto ids = random_ids(rng, kMaxTokens);
     CHECK(alone.forward(x, ids, weights) == crowd.forward(x, ids, weights));
-    CHECK(alone.layer.workspace_bytes() > 0 && alone.layer.weight_bytes() > 0);
+    CHECK(alone.layer.weight_bytes() > 0);
   }
+  shared_workspace(one);
+  shared_workspace(three);
   return test::result();
 }

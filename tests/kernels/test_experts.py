@@ -29,8 +29,10 @@ class Experts:
         shapes = [(INTERMEDIATE, HIDDEN), (INTERMEDIATE, HIDDEN), (HIDDEN, INTERMEDIATE)]
         return cls(fmt, [tuple(WeightCase.make(fmt, *shape, rng) for shape in shapes) for _ in range(EXPERTS)])
 
-    def load(self, pool: _C.ThreadPool) -> _C.ExpertLayer:
-        layer = _C.ExpertLayer(pool, EXPERTS, HIDDEN, INTERMEDIATE, self.format, max_tokens=MAX_TOKENS, max_top_k=TOP_K)
+    def load(self, where: _C.ThreadPool | _C.ExpertWorkspace) -> _C.ExpertLayer:
+        """In `where`, or in a workspace of its own on that pool."""
+        workspace = where if isinstance(where, _C.ExpertWorkspace) else _C.ExpertWorkspace(where, MAX_TOKENS)
+        layer = _C.ExpertLayer(workspace, EXPERTS, HIDDEN, INTERMEDIATE, self.format, max_top_k=TOP_K)
         for expert, (gate, up, down) in enumerate(self.linears):
             layer.load(expert, gate.data, gate.scales, up.data, up.scales, down.data, down.scales)
         return layer
@@ -141,7 +143,7 @@ def test_skipped_slots_and_accumulation(pool: _C.ThreadPool, experts: Experts) -
 
 def test_a_dense_mlp_is_one_expert(pool: _C.ThreadPool, experts: Experts) -> None:
     gate, up, down = experts.linears[0]
-    layer = _C.ExpertLayer(pool, 1, HIDDEN, INTERMEDIATE, experts.format, max_tokens=8, max_top_k=1)
+    layer = _C.ExpertLayer(_C.ExpertWorkspace(pool, 8), 1, HIDDEN, INTERMEDIATE, experts.format, max_top_k=1)
     layer.load(0, gate.data, gate.scales, up.data, up.scales, down.data, down.scales)
     batch = Batch(Batch.make(8, 5).x, np.zeros((8, 1), np.int32), np.ones((8, 1), np.float32))
     exact, bound = experts.exact(batch.x, batch.ids, batch.weights)
@@ -154,10 +156,32 @@ def test_attributes(pool: _C.ThreadPool, experts: Experts) -> None:
     weights = EXPERTS * 3 * HIDDEN * INTERMEDIATE * bits / 8
     assert layer.num_experts == EXPERTS and layer.kernel.endswith(experts.format)
     assert weights <= layer.nbytes <= weights * 1.02 + 4096
+
+
+def test_layers_share_a_workspace(pool: _C.ThreadPool) -> None:
+    workspace = _C.ExpertWorkspace(pool, MAX_TOKENS)
+    assert workspace.max_tokens == MAX_TOKENS and workspace.nbytes == 0
+    layers = [_C.ExpertLayer(workspace, EXPERTS, HIDDEN, INTERMEDIATE, "f32", max_top_k=TOP_K) for _ in range(3)]
     pairs = MAX_TOKENS * TOP_K
-    assert (
-        0 < layer.workspace_bytes <= MAX_TOKENS * 4 * HIDDEN + pairs * 4 * INTERMEDIATE + pool.num_threads * (4 << 20)
-    )
+    results = pairs * max(HIDDEN, 128 * pool.num_threads)
+    index = 8 * pairs + 16 * EXPERTS + 4
+    assert 4 * pairs * INTERMEDIATE < workspace.nbytes <= 4 * pairs * INTERMEDIATE + results + index + 192
+    before = workspace.nbytes
+    wider = _C.ExpertLayer(workspace, 1, HIDDEN, 8 * INTERMEDIATE, "f32", max_top_k=1)
+    assert before < workspace.nbytes < 2 * before
+    del layers, wider
+
+
+def test_results_survive_the_growth_of_a_shared_workspace(pool: _C.ThreadPool, experts: Experts) -> None:
+    workspace = _C.ExpertWorkspace(pool, MAX_TOKENS)
+    first, batch = experts.load(workspace), Batch.make(MAX_TOKENS, 1)
+    out = forward(first, batch)
+    second = Experts.make(experts.format, seed=7).load(workspace)
+    _C.ExpertLayer(workspace, 64, HIDDEN, 4 * INTERMEDIATE, experts.format, max_top_k=2 * TOP_K)
+    assert not np.array_equal(forward(second, batch), out)
+    np.testing.assert_array_equal(forward(first, batch), out)
+    del workspace
+    np.testing.assert_array_equal(forward(first, batch), out)
 
 
 FORWARD_REFUSALS = [
@@ -179,7 +203,7 @@ FORWARD_REFUSALS = [
 @pytest.mark.parametrize("change,error", FORWARD_REFUSALS)
 def test_forward_refuses(pool: _C.ThreadPool, change: dict[str, Any], error: type[Exception]) -> None:
     gate, up, down = Experts.make("f32").linears[0]
-    layer = _C.ExpertLayer(pool, EXPERTS, HIDDEN, INTERMEDIATE, "f32", max_tokens=4, max_top_k=3)
+    layer = _C.ExpertLayer(_C.ExpertWorkspace(pool, 4), EXPERTS, HIDDEN, INTERMEDIATE, "f32", max_top_k=3)
     layer.load(0, gate.data, None, up.data, None, down.data, None)
     assert layer.is_loaded(0) and not layer.is_loaded(1)
     good = {
@@ -201,16 +225,31 @@ def test_forward_refuses_more_tokens_than_planned(pool: _C.ThreadPool, experts: 
 @pytest.mark.parametrize(
     "change",
     [{"num_experts": 0}, {"hidden": -1}, {"intermediate": 0}, {"format": "int4"}, {"activation": "gelu"}]
-    + [{"max_tokens": 0}, {"max_top_k": 0}, {"format": "int4_g32", "intermediate": 48}],
+    + [{"max_top_k": 0}, {"max_top_k": (1 << 10) + 1}, {"format": "int4_g32", "intermediate": 48}],
 )
 def test_constructor_refuses(pool: _C.ThreadPool, change: dict[str, Any]) -> None:
     good: dict[str, Any] = {"num_experts": 2, "hidden": 32, "intermediate": 32, "format": "f32"}
+    workspace = _C.ExpertWorkspace(pool, 1 << 20)
+    _C.ExpertLayer(_C.ExpertWorkspace(pool), **good)
     with pytest.raises(ValueError, match=r"\[ExpertLayer\] expected .*, got "):
-        _C.ExpertLayer(pool, **(good | change))
+        _C.ExpertLayer(workspace, **(good | change))
+    assert workspace.nbytes == 0
+
+
+def test_workspace_refuses(pool: _C.ThreadPool) -> None:
+    for max_tokens in (0, -1, (1 << 20) + 1):
+        with pytest.raises(ValueError, match=r"\[ExpertWorkspace\] expected max_tokens in 1 .. 1048576, got "):
+            _C.ExpertWorkspace(pool, max_tokens)
+    closed = _C.ThreadPool([_C.cpu_info()["cpus"][0]["cpu"]])
+    closed.close()
+    with pytest.raises(ValueError, match=r"\[ThreadPool\] expected an open pool"):
+        _C.ExpertWorkspace(closed)
+    with pytest.raises(TypeError):
+        _C.ExpertLayer(None, 2, 32, 32, "f32")
 
 
 def test_load_refuses(pool: _C.ThreadPool) -> None:
-    layer = _C.ExpertLayer(pool, 2, 32, 64, "f32")
+    layer = _C.ExpertLayer(_C.ExpertWorkspace(pool), 2, 32, 64, "f32")
     gate, down = np.ones((64, 32), np.float32), np.ones((32, 64), np.float32)
     with pytest.raises(ValueError, match="expert in 0 .. 1, got 2"):
         layer.load(2, gate, None, gate, None, down, None)

@@ -23,14 +23,6 @@ class MlpNames:
     down: str = "down_proj"
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertLimits:
-    """The largest call an expert layer has to serve."""
-
-    max_tokens: int
-    max_top_k: int
-
-
 def load_experts(
     reader: ParameterReader,
     prefixes: list[str],
@@ -39,11 +31,13 @@ def load_experts(
     hidden: int,
     intermediate: int,
     activation: str,
-    limits: ExpertLimits,
+    workspace: Workspace,
+    max_top_k: int,
 ) -> ExpertLayer:
     """Packs one gated MLP per prefix, e.g. `model.layers.3.mlp.experts.0`, into one native layer.
 
-    All projections must share one format. Raises UnsupportedError naming the first that does not.
+    `max_top_k`: the most experts a token goes to. All projections must share one format. Raises UnsupportedError
+    naming the first that does not.
     """
     layer: ExpertLayer | None = None
     for expert, prefix in enumerate(prefixes):
@@ -53,14 +47,13 @@ def load_experts(
         if layer is None:
             weight_format = gate.format
             layer = ExpertLayer(
-                reader.runtime.pool,
+                workspace.experts,
                 num_experts=len(prefixes),
                 hidden=hidden,
                 intermediate=intermediate,
                 format=weight_format,
                 activation=activation,
-                max_tokens=limits.max_tokens,
-                max_top_k=limits.max_top_k,
+                max_top_k=max_top_k,
             )
         for raw in (gate, up, down):
             if raw.format != weight_format:
@@ -97,9 +90,15 @@ class GatedMLP:
         activation: str,
         names: MlpNames,
     ) -> GatedMLP:
-        limits = ExpertLimits(max_tokens=workspace.max_tokens, max_top_k=1)
         experts = load_experts(
-            reader, [prefix], names, hidden=hidden, intermediate=intermediate, activation=activation, limits=limits
+            reader,
+            [prefix],
+            names,
+            hidden=hidden,
+            intermediate=intermediate,
+            activation=activation,
+            workspace=workspace,
+            max_top_k=1,
         )
         return cls(experts, workspace)
 

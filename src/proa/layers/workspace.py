@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import torch
 
+from proa.native.ops import ExpertWorkspace, ThreadPool
+
 __all__ = ["Workspace"]
 
 
 class Workspace:
-    """Named buffers of `max_tokens` rows. Layers of one kind ask for the same names and so share the memory."""
+    """Named buffers of `max_tokens` rows. Layers of one kind ask for the same names and so share the memory.
 
-    __slots__ = ("_buffers", "max_tokens")
+    `experts` is the scratch of every expert layer and MLP, grown by each while it is loaded to what it needs.
+    """
 
-    def __init__(self, max_tokens: int) -> None:
+    __slots__ = ("_buffers", "experts", "max_tokens")
+
+    def __init__(self, pool: ThreadPool, max_tokens: int) -> None:
+        self.experts = ExpertWorkspace(pool, max_tokens)
         self.max_tokens = max_tokens
         self._buffers: dict[str, torch.Tensor] = {}
 
@@ -29,4 +35,4 @@ class Workspace:
 
     @property
     def nbytes(self) -> int:
-        return sum(buffer.nbytes for buffer in self._buffers.values())
+        return self.experts.nbytes + sum(buffer.nbytes for buffer in self._buffers.values())

@@ -96,7 +96,7 @@ class Decoder:
     @classmethod
     def load(cls, reader: ParameterReader, spec: DecoderSpec, *, max_tokens: int, max_positions: int) -> Decoder:
         """Reads and packs all parameters. `max_tokens`: of one forward; `max_positions`: of a sequence."""
-        workspace = Workspace(max_tokens)
+        workspace = Workspace(reader.runtime.pool, max_tokens)
         rotary = RotaryEmbedding(reader.runtime, spec.attention.rotary, max_positions)
         embedding = Embedding.load(reader, "model.embed_tokens", vocab_size=spec.vocab_size, hidden=spec.hidden)
         layers = [DecoderLayer.load(reader, spec, layer, rotary, workspace) for layer in range(spec.num_layers)]
@@ -117,6 +117,11 @@ class Decoder:
     def weight_bytes(self) -> int:
         """Bytes of packed weights in memory; the embedding stays in the mapped file."""
         return self._head.nbytes + sum(layer.nbytes for layer in self._layers)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of scratch memory, for all layers together; resident as far as forwards have used it."""
+        return self._workspace.nbytes
 
     def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
         """Runs T tokens and returns float32 logits `[L, vocab]` of `batch.logit_rows`, a tensor of its own.

@@ -41,6 +41,9 @@ class Model(Protocol):
     @property
     def weight_bytes(self) -> int: ...
 
+    @property
+    def workspace_bytes(self) -> int: ...
+
     def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
         """Writes the batch's keys and values to `kv` and returns float32 logits `[L, vocab]` of `logit_rows`."""
 
@@ -100,7 +103,13 @@ def load_model(
         model = Decoder.load(reader, spec, max_tokens=max_tokens, max_positions=max_positions)
     reader.finish(ignored)
     progress.finish()
-    logger.info("%s: %s, %.2f GB of packed weights", checkpoint.path, config.family, model.weight_bytes / 1e9)
+    logger.info(
+        "%s: %s, %.2f GB of packed weights, %.2f GB of scratch memory",
+        checkpoint.path,
+        config.family,
+        model.weight_bytes / 1e9,
+        model.workspace_bytes / 1e9,
+    )
     return model
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from proa.layers.mlp import ExpertLimits, MlpNames, load_experts
+from proa.layers.mlp import MlpNames, load_experts
 from proa.layers.parameters import ParameterReader
+from proa.layers.workspace import Workspace
 from proa.moe.router import TopK
 from proa.native.ops import ExpertLayer
 
@@ -31,12 +32,20 @@ class CpuExperts:
         hidden: int,
         intermediate: int,
         activation: str,
-        limits: ExpertLimits,
+        workspace: Workspace,
+        max_top_k: int,
     ) -> CpuExperts:
         """Reads `{prefix}.{expert}.{gate,up,down}` of every expert."""
         prefixes = [f"{prefix}.{expert}" for expert in range(num_experts)]
         layer = load_experts(
-            reader, prefixes, names, hidden=hidden, intermediate=intermediate, activation=activation, limits=limits
+            reader,
+            prefixes,
+            names,
+            hidden=hidden,
+            intermediate=intermediate,
+            activation=activation,
+            workspace=workspace,
+            max_top_k=max_top_k,
         )
         return cls(layer)
 

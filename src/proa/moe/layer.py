@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from proa.layers.mlp import ExpertLimits, GatedMLP, MlpNames
+from proa.layers.mlp import GatedMLP, MlpNames
 from proa.layers.parameters import ParameterReader
 from proa.layers.workspace import Workspace
 from proa.moe.cpu_experts import CpuExperts
@@ -72,7 +72,8 @@ class MoeLayer:
             hidden=spec.hidden,
             intermediate=spec.intermediate,
             activation=spec.activation,
-            limits=ExpertLimits(workspace.max_tokens, spec.router.top_k),
+            workspace=workspace,
+            max_top_k=spec.router.top_k,
         )
         shared = None
         if spec.shared_intermediate:

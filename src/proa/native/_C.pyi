@@ -81,17 +81,23 @@ class PackedWeight:
     def nbytes(self) -> int: ...
     def dequantize(self) -> np.ndarray[Any, Any]: ...
 
+class ExpertWorkspace:
+    def __init__(self, pool: ThreadPool, max_tokens: int = 512) -> None: ...
+    @property
+    def max_tokens(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
 class ExpertLayer:
     def __init__(
         self,
-        pool: ThreadPool,
+        workspace: ExpertWorkspace,
         num_experts: int,
         hidden: int,
         intermediate: int,
         format: str,
         activation: str = "silu",
-        max_tokens: int = ...,
-        max_top_k: int = ...,
+        max_top_k: int = 8,
     ) -> None: ...
     def load(
         self,
@@ -109,8 +115,6 @@ class ExpertLayer:
     def num_experts(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
-    @property
-    def workspace_bytes(self) -> int: ...
     @property
     def kernel(self) -> str: ...
 

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 
 from proa.native import _C
-from proa.native._C import ExpertLayer, PackedWeight, ThreadPool
+from proa.native._C import ExpertLayer, ExpertWorkspace, PackedWeight, ThreadPool
 
 __all__ = [
     "ExpertLayer",
+    "ExpertWorkspace",
     "PackedWeight",
     "ThreadPool",
     "add_rms_norm",

@@ -1,0 +1,43 @@
+#include "moe/expert_workspace.h"
+
+#include <utility>
+
+namespace proa::moe {
+namespace {
+
+int64_t padded(int64_t bytes) noexcept {
+  return static_cast<int64_t>(base::Arena::padded(static_cast<size_t>(bytes)));
+}
+
+}  // namespace
+
+int64_t ScratchSize::bytes(int num_threads) const noexcept {
+  return padded(input_bytes) + padded(intermediate_bytes) +
+         padded(num_threads * results_per_thread * static_cast<int64_t>(sizeof(float)));
+}
+
+void ExpertWorkspace::reserve(const ScratchSize& size) {
+  const std::lock_guard lock(busy_);
+  const auto bytes = static_cast<size_t>(size.bytes(pool_.num_threads()));
+  if (bytes > block_.size()) {
+    base::Arena larger(bytes);
+    block_ = larger.take<std::byte>(bytes);
+    arena_ = std::move(larger);
+  }
+  groups_.reserve(size.num_experts, size.max_pairs);
+}
+
+ExpertWorkspace::Lease::Lease(ExpertWorkspace& workspace, const ScratchSize& size) noexcept
+    : pool(workspace.pool_), groups(workspace.groups_), lock_(workspace.busy_) {
+  // Not in the initializers: reserve() may move the block until the lock is held.
+  input = workspace.block_.data();
+  intermediate = input + padded(size.input_bytes);
+  results = reinterpret_cast<float*>(intermediate + padded(size.intermediate_bytes));
+}
+
+int64_t ExpertWorkspace::bytes() const noexcept {
+  const std::lock_guard lock(busy_);
+  return static_cast<int64_t>(arena_.capacity()) + groups_.bytes();
+}
+
+}  // namespace proa::moe

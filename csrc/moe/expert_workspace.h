@@ -1,0 +1,72 @@
+// Scratch memory of expert layers that run one after another on one pool.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <span>
+
+#include "base/arena.h"
+#include "moe/expert_groups.h"
+#include "runtime/thread_pool.h"
+
+namespace proa::moe {
+
+// What the largest batch of one layer takes.
+struct ScratchSize {
+  int64_t num_experts = 0;
+  int64_t max_pairs = 0;           // (token, slot)
+  int64_t input_bytes = 0;         // quantized x [max_tokens]; 0 when x is read as it is
+  int64_t intermediate_bytes = 0;  // [max_pairs]
+  int64_t results_per_thread = 0;  // floats
+
+  int64_t bytes(int num_threads) const noexcept;
+};
+
+// One block, as large as the largest layer needs it, cut anew for the layer that runs. Layers reserve when
+// they are built; a forward allocates nothing. With n threads, P = max_tokens * max_top_k and B bytes per
+// activation (1.25 for int4 weights, else 4, and then x takes nothing) a layer needs at most
+//   B * max_tokens * hidden + B * P * intermediate + P * max(hidden, 128 n) bytes:
+// 46 MB for the experts of Kimi K2 (hidden 7168, intermediate 2048, top-8, int4) at 528 tokens and up to 56
+// threads.
+class ExpertWorkspace {
+ public:
+  // `pool` must outlive the workspace. No batch may have more than max_tokens tokens.
+  ExpertWorkspace(runtime::ThreadPool& pool, int64_t max_tokens) noexcept
+      : pool_(pool), max_tokens_(max_tokens) {}
+  ExpertWorkspace(const ExpertWorkspace&) = delete;
+  ExpertWorkspace& operator=(const ExpertWorkspace&) = delete;
+
+  // Makes room for batches of `size`; waits for a forward that runs. Throws std::bad_alloc.
+  void reserve(const ScratchSize& size);
+
+  // The workspace of one forward: others wait until it is destroyed. `size` must have been reserved.
+  class Lease {
+   public:
+    Lease(ExpertWorkspace& workspace, const ScratchSize& size) noexcept;
+
+    runtime::ThreadPool& pool;
+    ExpertGroups& groups;
+    std::byte* input;
+    std::byte* intermediate;
+    float* results;  // [num_threads, results_per_thread]
+
+   private:
+    std::lock_guard<std::mutex> lock_;
+  };
+
+  runtime::ThreadPool& pool() const noexcept { return pool_; }
+  int64_t max_tokens() const noexcept { return max_tokens_; }
+  // Address space; pages become resident when a batch first reaches them.
+  int64_t bytes() const noexcept;
+
+ private:
+  runtime::ThreadPool& pool_;
+  int64_t max_tokens_;
+  mutable std::mutex busy_;
+  base::Arena arena_;
+  std::span<std::byte> block_;
+  ExpertGroups groups_;
+};
+
+}  // namespace proa::moe
