@@ -26,6 +26,7 @@ from proa.engine.kv_plan import KVPlan
 from proa.ipc.messages import Generate
 from proa.kvcache.layout import KVLayout
 from proa.kvcache.pool import KVPool
+from proa.moe.traffic import ExpertTraffic
 
 VOCAB_SIZES = {"smollm2": 49152, "kimi-k2": 163840}
 SPREADS = {"peaked": 4.0, "flat": 1.0}
@@ -51,6 +52,7 @@ class GivenLogits:
     """Answers every forward with the same logits."""
 
     weight_bytes = 0
+    expert_traffic = ExpertTraffic()
 
     def __init__(self, vocab_size: int, batch: int, spread: float) -> None:
         self.vocab_size = vocab_size

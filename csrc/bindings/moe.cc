@@ -199,6 +199,14 @@ void init_moe(nb::module_& m) {
       .def("is_loaded", &BoundExpertLayer::is_loaded, "expert"_a)
       .def_prop_ro("num_experts", [](const BoundExpertLayer& l) { return l.config().num_experts; })
       .def_prop_ro("nbytes", [](const BoundExpertLayer& l) { return l.layer().weight_bytes(); })
+      .def_prop_ro("bytes_per_expert", [](const BoundExpertLayer& l) { return l.layer().bytes_per_expert(); })
+      .def_prop_ro(
+          "bytes_read", [](const BoundExpertLayer& l) { return l.layer().bytes_read(); },
+          "Total over all forwards of the bytes of the distinct experts each used.")
+      .def_prop_ro(
+          "seconds",
+          [](const BoundExpertLayer& l) { return static_cast<double>(l.layer().nanoseconds()) * 1e-9; },
+          "Time spent in all forwards.")
       .def_prop_ro("kernel",
                    [](const BoundExpertLayer& l) { return std::string(l.config().gate_up_kernel->name); });
   m.def("route", &route, "logits"_a, "ids"_a, "weights"_a, "bias"_a.none() = nb::none(),

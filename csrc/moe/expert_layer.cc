@@ -1,6 +1,7 @@
 #include "moe/expert_layer.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 
 #include "gemm/quantized_act.h"
@@ -83,10 +84,15 @@ void ExpertLayer::load(int64_t expert, const format::RawWeight& gate, const form
 void ExpertLayer::forward(const Batch& batch) noexcept {
   if (batch.num_tokens == 0) return;
   const Lease scratch(workspace_, scratch_size_);
+  const auto start = std::chrono::steady_clock::now();
   scratch.groups.assign({batch.ids, static_cast<size_t>(batch.num_tokens * batch.top_k)}, batch.top_k,
                         config_.num_experts);
   if (!scratch.groups.active().empty()) run_gate_up(scratch, prepare_input(scratch, batch));
   run_down(scratch, batch);
+  bytes_read_.fetch_add(static_cast<int64_t>(scratch.groups.active().size()) * expert_bytes_,
+                        std::memory_order_relaxed);
+  const auto elapsed = std::chrono::nanoseconds(std::chrono::steady_clock::now() - start);
+  nanoseconds_.fetch_add(elapsed.count(), std::memory_order_relaxed);
 }
 
 // Each token is quantized once, however many experts read it.

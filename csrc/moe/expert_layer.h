@@ -1,6 +1,7 @@
 // The routed experts of one layer: out[t] = sum over slots of weight * down(silu(gate(x[t])) * up(x[t])).
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -54,6 +55,12 @@ class ExpertLayer {
   int64_t weight_bytes() const noexcept { return static_cast<int64_t>(weights_.capacity()); }
   int64_t max_tokens() const noexcept { return workspace_.max_tokens(); }
 
+  int64_t bytes_per_expert() const noexcept { return expert_bytes_; }
+  // Totals over all forwards, readable from any thread: the bytes of the distinct experts each used, and the
+  // time they took, waiting for other layers not included.
+  int64_t bytes_read() const noexcept { return bytes_read_.load(std::memory_order_relaxed); }
+  int64_t nanoseconds() const noexcept { return nanoseconds_.load(std::memory_order_relaxed); }
+
  private:
   using Lease = ExpertWorkspace::Lease;
 
@@ -80,6 +87,7 @@ class ExpertLayer {
   base::Arena weights_;
   std::span<std::byte> experts_;  // per expert: gate | up | down
   std::vector<uint8_t> loaded_;
+  std::atomic<int64_t> bytes_read_{0}, nanoseconds_{0};
 };
 
 }  // namespace proa::moe

@@ -114,6 +114,14 @@ void edges(Fixture& f, test::Rng& rng) {
   CHECK(f.forward({}, {}, {}).empty());
 }
 
+void counts_distinct_experts(Fixture& f) {
+  const std::vector<float> x(3 * kHidden, 0.1f), weights(3 * kTopK, 1.0f);
+  const int64_t bytes = f.layer.bytes_read(), time = f.layer.nanoseconds();
+  f.forward(x, {4, 1, 1, -1, 1, 4, 0, 4, -1}, weights);
+  CHECK_EQ(f.layer.bytes_read() - bytes, 3 * f.layer.weight_bytes() / kExperts);
+  CHECK(f.layer.nanoseconds() > time);
+}
+
 // Layers of several shapes in one workspace: it is as large as the largest needs it, and growing it for one
 // changes nothing for those before.
 void shared_workspace(runtime::ThreadPool& pool) {
@@ -153,6 +161,7 @@ int main() {
     Fixture alone(lonely, weight, 4), crowd(crowded, weight, 4);
     matches_linears(alone, rng);
     edges(crowd, rng);
+    counts_distinct_experts(crowd);
     const auto x = test::random_floats(rng, kMaxTokens * kHidden, 0.1f);
     const auto weights = test::random_floats(rng, kMaxTokens * kTopK);
     const auto ids = random_ids(rng, kMaxTokens);

@@ -14,6 +14,7 @@ import torch
 from proa.attention.batch import ForwardBatch
 from proa.kvcache.layout import KVLayout
 from proa.kvcache.pool import KVPool
+from proa.moe.traffic import ExpertTraffic
 
 VOCAB_SIZE = 512
 LAYOUT = KVLayout(num_layers=2, num_kv_heads=1, key_dim=2, value_dim=1)
@@ -40,6 +41,11 @@ class FakeModel:
         self._logits = np.zeros((64, VOCAB_SIZE), dtype=np.float32)
         # Token counts of the forwards that succeeded.
         self.forwards: list[int] = []
+
+    @property
+    def expert_traffic(self) -> ExpertTraffic:
+        """1000 bytes and 2 ms a forward."""
+        return ExpertTraffic(1000 * len(self.forwards), 0.002 * len(self.forwards))
 
     def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
         tokens = batch.token_ids.numpy()

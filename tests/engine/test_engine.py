@@ -58,6 +58,8 @@ def test_cached_prefix_gives_the_same_tokens_and_is_counted() -> None:
     assert stats.prefix_hit_tokens == 48
     assert stats.prompt_tokens == 21 + 21 + 31
     assert stats.generation_tokens == 27
+    assert stats.expert_bytes_read == 1000 * len(harness.model.forwards)
+    assert stats.expert_ms == pytest.approx(2.0 * len(harness.model.forwards))
 
 
 def test_wholly_cached_prompt_computes_its_last_block_again() -> None:

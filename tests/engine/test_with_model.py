@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from time import perf_counter
 
 import pytest
 from harness import Harness, Result
@@ -70,3 +71,19 @@ def test_alone_batched_chunked_cached_and_preempted_give_the_same_bits(checkpoin
     tight = load(checkpoint, max_total_tokens=160)
     assert same(run_all(tight, "preempted"), alone)
     assert tight.engine._scheduler.num_preempted > 0
+
+
+def test_expert_traffic_is_what_the_model_read(checkpoint: Path) -> None:
+    harness = load(checkpoint)
+    assert (harness.engine.stats().expert_bytes_read, harness.engine.stats().expert_ms) == (0, 0)
+    started = perf_counter()
+    harness.generate([7], "one", max_tokens=1)
+    elapsed_ms = (perf_counter() - started) * 1e3
+    stats = harness.engine.stats()
+    size = DIMENSIONS["tiny"]
+    bits = 16 if checkpoint.name == "bf16" else 4 + 16 / 32
+    expert_bytes = 3 * size.hidden_size * size.moe_intermediate_size * bits / 8
+    padding = stats.expert_bytes_read / (size.num_layers * size.top_k) - expert_bytes
+    # Panels of 16 rows start on whole cache lines: 2 + 2 of [32, 64], 4 of [64, 32].
+    assert 0 <= padding < 8 * 64
+    assert 0 < stats.expert_ms < elapsed_ms

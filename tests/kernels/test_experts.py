@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -182,6 +183,25 @@ def test_results_survive_the_growth_of_a_shared_workspace(pool: _C.ThreadPool, e
     np.testing.assert_array_equal(forward(first, batch), out)
     del workspace
     np.testing.assert_array_equal(forward(first, batch), out)
+
+
+def test_counters_are_those_of_the_distinct_experts(pool: _C.ThreadPool, experts: Experts) -> None:
+    layer = experts.load(pool)
+    assert layer.bytes_per_expert * EXPERTS == layer.nbytes
+    assert (layer.bytes_read, layer.seconds) == (0, 0.0)
+    distinct = 0
+    for ids in ([[0, 3, 5]], [[2, 2, 2], [2, -1, 2]], [[0, 1, 2], [2, 1, 0], [3, -1, 3]], [[-1, -1, -1]]):
+        batch = Batch.make(len(ids), 0)
+        batch.ids[:] = ids
+        before, started = layer.seconds, time.perf_counter()
+        forward(layer, batch)
+        assert 0 < layer.seconds - before <= time.perf_counter() - started + 1e-6
+        distinct += len(set(np.ravel(ids)) - {-1})
+        assert layer.bytes_read == distinct * layer.bytes_per_expert
+    assert distinct == 3 + 1 + 4
+    total = layer.bytes_read, layer.seconds
+    forward(layer, batch[:0])
+    assert (layer.bytes_read, layer.seconds) == total
 
 
 FORWARD_REFUSALS = [

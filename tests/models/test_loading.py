@@ -208,6 +208,36 @@ def test_inspect_needs_no_weights(name, family, layout, make_case):
     assert case.model.weight_bytes > 0
 
 
+@pytest.mark.parametrize("name", ["qwen3", "glm_norm_bias"])
+def test_expert_traffic_counts_routed_experts_only(name, make_case):
+    """Both models have one dense layer and two of experts of three float32 matrices 32 x 64, glm shared experts too."""
+    model = make_case(BY_NAME[name]).model
+    expert_bytes, layers, top_k = 3 * 32 * 64 * 4, 2, 3
+    pager = Pager(model, num_blocks=4)
+    sequence = pager.sequence(20)
+    before = model.expert_traffic
+    pager.forward([(sequence, torch.tensor([1], dtype=torch.int32))])
+    after = model.expert_traffic
+    assert after.bytes_read - before.bytes_read == layers * top_k * expert_bytes
+    assert after.seconds > before.seconds
+    # A token twice at one position goes to the same experts, which are read once for both.
+    twins = [pager.sequence(1), pager.sequence(1)]
+    pager.forward([(twin, torch.tensor([1], dtype=torch.int32)) for twin in twins])
+    assert model.expert_traffic.bytes_read - after.bytes_read == layers * top_k * expert_bytes
+
+
+def test_scratch_memory_is_reported_and_grows_with_the_largest_forward_only(make_case, runtime):
+    case = make_case(BY_NAME["kimi_int4"])
+    sizes = []
+    for max_tokens in (16, 128):
+        model = load_model(Checkpoint.open(case.path), runtime, max_tokens=max_tokens, max_positions=64)
+        sizes.append(model.workspace_bytes)
+        pager = Pager(model, num_blocks=1)
+        pager.forward([(pager.sequence(16), torch.arange(16, dtype=torch.int32))])
+        assert model.workspace_bytes == sizes[-1]
+    assert 0 < sizes[0] < sizes[1] <= 8 * sizes[0]
+
+
 def test_token_ids_beyond_the_vocabulary_raise(make_case):
     pager = Pager(make_case(BY_NAME["qwen3"]).model, num_blocks=2)
     with pytest.raises(ValueError, match="embedding_rows"):

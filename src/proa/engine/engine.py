@@ -115,8 +115,9 @@ class Engine:
         return StepOutput(outputs, self.stats())
 
     def stats(self) -> EngineStats:
-        """Totals since start; times are of the last step."""
+        """Totals since start; step, schedule and sample times are of the last step."""
         block_size = self._manager.block_size
+        experts = self._runner.expert_traffic
         return EngineStats(
             num_running=len(self._scheduler.running),
             num_queued=len(self._scheduler.waiting),
@@ -129,6 +130,8 @@ class Engine:
             step_ms=self._step_ms,
             schedule_ms=self._schedule_ms,
             sample_ms=self._sample_ms,
+            expert_bytes_read=experts.bytes_read,
+            expert_ms=experts.seconds * 1e3,
         )
 
     def check_integrity(self) -> None:

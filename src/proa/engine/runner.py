@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from proa.attention.batch import ForwardBatch
 from proa.engine.scheduler import Chunk
 from proa.kvcache.pool import KVPool
+from proa.moe.traffic import ExpertTraffic
 
 __all__ = ["ForwardModel", "Runner"]
 
@@ -24,6 +25,9 @@ class ForwardModel(Protocol):
 
     @property
     def weight_bytes(self) -> int: ...
+
+    @property
+    def expert_traffic(self) -> ExpertTraffic: ...
 
     def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
         """Logits [L, vocab] float32 of the rows `batch.logit_rows`."""
@@ -44,6 +48,11 @@ class Runner:
         self._slots = np.zeros(max_tokens, dtype=np.int32)
         self._block_tables = np.zeros(max_running * max_blocks, dtype=np.int32)
         self._logit_rows = np.zeros(max_running, dtype=np.int32)
+
+    @property
+    def expert_traffic(self) -> ExpertTraffic:
+        """Of the model, since it was loaded."""
+        return self._model.expert_traffic
 
     def forward(self, chunks: Sequence[Chunk]) -> NDArray[np.float32]:
         """Compute `chunks`; logits [chunks that draw, vocab] in their order."""

@@ -77,7 +77,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot of the engine. Byte and token counters are totals since start."""
+    """A snapshot of the engine. Byte and token counters and expert_ms are totals since start, other times of a step."""
 
     num_running: int = 0
     num_queued: int = 0

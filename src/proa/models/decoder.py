@@ -22,6 +22,7 @@ from proa.layers.parameters import ParameterReader
 from proa.layers.rotary import RotaryEmbedding
 from proa.layers.workspace import Workspace
 from proa.moe.layer import MoeLayer, MoeRows, MoeSpec
+from proa.moe.traffic import ExpertTraffic
 
 __all__ = ["Decoder", "DecoderSpec"]
 
@@ -92,6 +93,8 @@ class Decoder:
         self._norm = norm
         self._head = head
         self._rows: OrderedDict[int, Rows] = OrderedDict()
+        # Takes all scratch memory now, so that no forward does.
+        self._rows_of(workspace.max_tokens)
 
     @classmethod
     def load(cls, reader: ParameterReader, spec: DecoderSpec, *, max_tokens: int, max_positions: int) -> Decoder:
@@ -122,6 +125,11 @@ class Decoder:
     def workspace_bytes(self) -> int:
         """Bytes of scratch memory, for all layers together; resident as far as forwards have used it."""
         return self._workspace.nbytes
+
+    @property
+    def expert_traffic(self) -> ExpertTraffic:
+        """Of the routed experts of all layers since loading."""
+        return sum((layer.traffic for layer in self._layers), ExpertTraffic())
 
     def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
         """Runs T tokens and returns float32 logits `[L, vocab]` of `batch.logit_rows`, a tensor of its own.
@@ -211,6 +219,11 @@ class DecoderLayer:
                 names=MlpNames(),
             )
         return cls(attention, mlp, attention_norm=attention_norm, mlp_norm=mlp_norm)
+
+    @property
+    def traffic(self) -> ExpertTraffic:
+        """Of the routed experts; none in a dense layer."""
+        return self._mlp.traffic if isinstance(self._mlp, MoeLayer) else ExpertTraffic()
 
     def attend(self, rows: Rows, delta: torch.Tensor | None, positions: torch.Tensor, step: AttentionStep) -> None:
         """Adds `delta`, the output of the layer before (None: there is none), to the residual, then attends.

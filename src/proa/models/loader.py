@@ -17,6 +17,7 @@ from proa.layers.parameters import ParameterReader
 from proa.models.config import ModelConfig
 from proa.models.decoder import Decoder
 from proa.models.registry import checkpoint_config, decoder_spec
+from proa.moe.traffic import ExpertTraffic
 from proa.native.runtime import CpuRuntime
 from proa.weights.checkpoint import Checkpoint
 from proa.weights.progress import LoadProgress
@@ -43,6 +44,9 @@ class Model(Protocol):
 
     @property
     def workspace_bytes(self) -> int: ...
+
+    @property
+    def expert_traffic(self) -> ExpertTraffic: ...
 
     def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
         """Writes the batch's keys and values to `kv` and returns float32 logits `[L, vocab]` of `logit_rows`."""

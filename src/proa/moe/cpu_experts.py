@@ -8,6 +8,7 @@ from proa.layers.mlp import MlpNames, load_experts
 from proa.layers.parameters import ParameterReader
 from proa.layers.workspace import Workspace
 from proa.moe.router import TopK
+from proa.moe.traffic import ExpertTraffic
 from proa.native.ops import ExpertLayer
 
 __all__ = ["CpuExperts"]
@@ -52,6 +53,10 @@ class CpuExperts:
     @property
     def nbytes(self) -> int:
         return int(self._layer.nbytes)
+
+    @property
+    def traffic(self) -> ExpertTraffic:
+        return ExpertTraffic(self._layer.bytes_read, self._layer.seconds)
 
     def forward(self, x: torch.Tensor, topk: TopK, out: torch.Tensor) -> None:
         """`x`, `out` float32 `[T, hidden]`; a slot whose id is -1 adds nothing."""

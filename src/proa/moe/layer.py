@@ -12,6 +12,7 @@ from proa.layers.workspace import Workspace
 from proa.moe.cpu_experts import CpuExperts
 from proa.moe.router import Router, RouterSpec, TopK
 from proa.moe.strategy import AllCpu, ExpertStrategy, LayerContext
+from proa.moe.traffic import ExpertTraffic
 
 __all__ = ["MoeLayer", "MoeRows", "MoeSpec"]
 
@@ -92,6 +93,11 @@ class MoeLayer:
     @property
     def nbytes(self) -> int:
         return self._nbytes
+
+    @property
+    def traffic(self) -> ExpertTraffic:
+        """Of the routed experts; shared experts are not counted."""
+        return self._strategy.traffic
 
     def forward(self, x: torch.Tensor, rows: MoeRows, out: torch.Tensor) -> None:
         """`x`, `out` float32 `[T, hidden]`."""

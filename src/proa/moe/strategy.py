@@ -9,6 +9,7 @@ import torch
 
 from proa.moe.cpu_experts import CpuExperts
 from proa.moe.router import TopK
+from proa.moe.traffic import ExpertTraffic
 
 __all__ = ["AllCpu", "ExpertStrategy", "LayerContext"]
 
@@ -24,6 +25,10 @@ class LayerContext:
 class ExpertStrategy(Protocol):
     """One way to run the routed experts of a layer."""
 
+    @property
+    def traffic(self) -> ExpertTraffic:
+        """Of the experts that run on the CPU."""
+
     def forward(self, x: torch.Tensor, topk: TopK, ctx: LayerContext) -> torch.Tensor:
         """`x` float32 `[T, hidden]` -> sum over k of weight * expert(x), written to and returned as `ctx.out`."""
 
@@ -35,6 +40,10 @@ class AllCpu:
 
     def __init__(self, experts: CpuExperts) -> None:
         self._experts = experts
+
+    @property
+    def traffic(self) -> ExpertTraffic:
+        return self._experts.traffic
 
     def forward(self, x: torch.Tensor, topk: TopK, ctx: LayerContext) -> torch.Tensor:
         self._experts.forward(x, topk, ctx.out)
