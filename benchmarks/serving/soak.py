@@ -21,6 +21,7 @@ from typing import Any
 
 import httpx
 import psutil
+from prometheus import metric
 
 from proa.cli.client import Endpoint, parse_event
 from proa.cli.local_server import local_server
@@ -46,15 +47,6 @@ class Footprint:
         tree = [root, *root.children(recursive=True)]
         resident = sum(process.memory_info().rss for process in tree)
         return cls(len(tree), sum(process.num_fds() for process in tree), resident >> 20)
-
-
-def metric(endpoint: Endpoint, name: str) -> float:
-    """One unlabelled value of /metrics."""
-    text = httpx.get(endpoint.url("/metrics"), trust_env=False).raise_for_status().text
-    values = [float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.split("{")[0].split(" ")[0] == name]
-    if len(values) != 1:
-        raise SystemExit(f"expected one value of {name} in /metrics, got {len(values)}")
-    return values[0]
 
 
 def wait_idle(endpoint: Endpoint) -> None:

@@ -11,15 +11,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import statistics
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import httpx
+from prometheus import metrics
 
 from proa.cli.bench_client import Load, run_load
 from proa.cli.bench_report import Report
@@ -54,28 +57,28 @@ def fingerprint() -> dict[str, Any]:
     }
 
 
-class StepSampler(threading.Thread):
-    """Reads the engine's last-step times while a load runs. Seconds."""
+class StepSampler:
+    """Reads the engine's time outside the model, of its last step, every 0.1 s while a load runs."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        super().__init__(daemon=True)
         self._endpoint = endpoint
         self._done = threading.Event()
-        self.overhead_ms: list[float] = []
+        self._pool = ThreadPoolExecutor(1)
+        self._samples = self._pool.submit(self._read)
 
-    def run(self) -> None:
+    def _read(self) -> list[float]:
+        samples = []
         with httpx.Client(trust_env=False) as client:
             while not self._done.wait(0.1):
-                text = client.get(self._endpoint.url("/metrics")).text
-                values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("proa:"))
-                seconds = (float(values[f"proa:{part}_seconds"]) for part in ("schedule", "sample"))
-                self.overhead_ms.append(sum(seconds) * 1e3)
+                values = metrics(client, self._endpoint)
+                samples.append((values["proa:schedule_seconds"] + values["proa:sample_seconds"]) * 1e3)
+        return samples
 
-    def median(self) -> float:
-        """Stop; the median of schedule + sample in milliseconds."""
+    def median_ms(self) -> float:
+        """Stop reading; the median of schedule + sample."""
         self._done.set()
-        self.join()
-        return sorted(self.overhead_ms)[len(self.overhead_ms) // 2] if self.overhead_ms else 0.0
+        self._pool.shutdown()
+        return statistics.median(self._samples.result())
 
 
 def measure(model: str, flags: list[str]) -> dict[str, Any]:
@@ -93,9 +96,8 @@ def measure(model: str, flags: list[str]) -> dict[str, Any]:
                 seed=100 + index, vocab_size=info["vocab_size"],
             )  # fmt: skip
             sampler = StepSampler(server.endpoint)
-            sampler.start()
             answers, duration_s = asyncio.run(run_load(server.endpoint, name, load))
-            overhead_ms = sampler.median()
+            overhead_ms = sampler.median_ms()
             errors = [answer.error for answer in answers if answer.error]
             if errors:
                 raise SystemExit(f"{label}: {errors[0]}")
