@@ -176,11 +176,11 @@ inline float softmax_tile(float* scores, int n, SoftmaxState& state) {
   const float new_max = tile_max > state.max ? tile_max : state.max;
   F16 sum = set1(0.0f);
   for (int g = 0; g < groups; ++g) {
-    const F16 p = exp16(sub(score[g], set1(new_max)));
+    const F16 p = vec_exp(sub(score[g], set1(new_max)));
     store(scores + 16 * g, p);
     sum = add(sum, p);
   }
-  const float correction = first_lane(exp16(set1(state.max - new_max)));
+  const float correction = first_lane(vec_exp(set1(state.max - new_max)));
   state.sum = __builtin_fmaf(state.sum, correction, reduce_add(sum));
   state.max = new_max;
   return correction;
@@ -334,8 +334,8 @@ inline void attend_bf16(const AttentionRows& rows, const AttentionCache<uint16_t
 inline void merge(SoftmaxState& state, float* values, SoftmaxState next, const float* next_values,
                   int64_t value_dim) noexcept {
   const float new_max = state.max > next.max ? state.max : next.max;
-  const F16 mine = exp16(set1(state.max - new_max));
-  const F16 theirs = exp16(set1(next.max - new_max));
+  const F16 mine = vec_exp(set1(state.max - new_max));
+  const F16 theirs = vec_exp(set1(next.max - new_max));
   for (int64_t d = 0; d < value_dim; d += 16)  // rows of values are padded to whole vectors
     store(values + d, fma(load(next_values + d), theirs, mul(load(values + d), mine)));
   state.sum = __builtin_fmaf(next.sum, first_lane(theirs), state.sum * first_lane(mine));

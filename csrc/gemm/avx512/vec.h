@@ -17,12 +17,13 @@ struct Vec {
   static Vec mul(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
   static Vec div(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
   static Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
-  static Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
-  static Vec round_even(Vec a) {
-    return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+  // Lanes of `value` where x >= limit or x is NaN, 0 elsewhere.
+  static Vec zero_below(Vec x, Vec limit, Vec value) {
+    return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, limit.v, _CMP_NLT_UQ), value.v)};
   }
-  static Vec pow2(Vec n) {
-    const __m512i exponent = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
-    return {_mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23))};
+  // 2^n for the integer n in the low mantissa bits of t = 1.5 * 2^23 + n.
+  static Vec power_of_two(Vec t) {
+    const __m512i shifted = _mm512_slli_epi32(_mm512_castps_si512(t.v), 23);
+    return {_mm512_castsi512_ps(_mm512_add_epi32(shifted, _mm512_set1_epi32(0x3f800000)))};
   }
 };

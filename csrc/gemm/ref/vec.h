@@ -19,11 +19,9 @@ struct Vec {
   static Vec mul(Vec a, Vec b) { return {a.v * b.v}; }
   static Vec div(Vec a, Vec b) { return {a.v / b.v}; }
   static Vec min(Vec a, Vec b) { return {a.v < b.v ? a.v : b.v}; }
-  static Vec max(Vec a, Vec b) { return {a.v > b.v ? a.v : b.v}; }
-  static Vec round_even(Vec a) { return {std::nearbyint(a.v)}; }
-  static Vec pow2(Vec n) {
-    const int32_t exponent = std::isnan(n.v) ? 0 : static_cast<int32_t>(n.v);
-    return {std::bit_cast<float>((exponent + 127) << 23)};
+  static Vec zero_below(Vec x, Vec limit, Vec value) { return {x.v < limit.v ? 0.0f : value.v}; }
+  static Vec power_of_two(Vec t) {
+    return {std::bit_cast<float>((std::bit_cast<uint32_t>(t.v) << 23) + 0x3f800000u)};
   }
 };
 

@@ -6,11 +6,13 @@ constexpr int kVectors = 4;
 
 struct F16 {
   __m512 v;
+
+  static F16 set1(float x) { return {_mm512_set1_ps(x)}; }
 };
 
 inline __mmask16 first_lanes(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
 
-inline F16 set1(float x) { return {_mm512_set1_ps(x)}; }
+inline F16 set1(float x) { return F16::set1(x); }
 inline F16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
 inline F16 load(const uint16_t* p) {  // bf16
   const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
@@ -29,6 +31,7 @@ inline F16 add(F16 a, F16 b) { return {_mm512_add_ps(a.v, b.v)}; }
 inline F16 sub(F16 a, F16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
 inline F16 mul(F16 a, F16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline F16 fma(F16 a, F16 b, F16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline F16 min(F16 a, F16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline F16 max(F16 a, F16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 // Lanes below n (0 .. 16) of a, the others of b.
 inline F16 first_or(F16 a, int n, F16 b) { return {_mm512_mask_blend_ps(first_lanes(n), b.v, a.v)}; }

@@ -11,6 +11,7 @@ namespace {
 
 // clang-format off: each file uses the ones before it
 #include "ops/ref/lanes-inl.h"
+#include "base/exp-inl.h"
 #include "ops/exp-inl.h"
 #include "ops/rms_norm-inl.h"
 #include "ops/attention-inl.h"

@@ -5,6 +5,8 @@ constexpr int kVectors = 1;
 
 struct F16 {
   float v[16];
+
+  static F16 set1(float x) { return {x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 };
 
 template <class F>
@@ -16,9 +18,7 @@ inline F16 each(F f) {
 inline float widen(float x) { return x; }
 inline float widen(uint16_t x) { return base::bf16_to_f32(x); }
 
-inline F16 set1(float x) {
-  return each([&](int) { return x; });
-}
+inline F16 set1(float x) { return F16::set1(x); }
 template <class T>
 inline F16 load(const T* p) {
   return each([&](int i) { return widen(p[i]); });
@@ -46,6 +46,9 @@ inline F16 mul(F16 a, F16 b) {
 }
 inline F16 fma(F16 a, F16 b, F16 c) {
   return each([&](int i) { return __builtin_fmaf(a.v[i], b.v[i], c.v[i]); });
+}
+inline F16 min(F16 a, F16 b) {  // as minps: b when either is NaN
+  return each([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
 }
 inline F16 max(F16 a, F16 b) {  // as maxps: b when either is NaN
   return each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
