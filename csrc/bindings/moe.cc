@@ -146,9 +146,9 @@ moe::Score parse_score(const std::string& name) {
   refuse("route", "score 'softmax' or 'sigmoid'", "'" + name + "'");
 }
 
-void route(nb::object logits_object, nb::object ids_object, nb::object weights_object, nb::object bias_object,
-           const std::string& score, int64_t num_groups, int64_t top_groups, bool renormalize, float eps,
-           float scale) {
+void route(const Pool& pool, nb::object logits_object, nb::object ids_object, nb::object weights_object,
+           nb::object bias_object, const std::string& score, int64_t num_groups, int64_t top_groups,
+           bool renormalize, float eps, float scale) {
   const Array logits("route", "logits", logits_object, Access::kRead);
   logits.expect(DType::kF32, {kAnySize, kAnySize});
   const Array ids("route", "ids", ids_object, Access::kWrite);
@@ -167,9 +167,11 @@ void route(nb::object logits_object, nb::object ids_object, nb::object weights_o
            "top_k=" + std::to_string(ids.size(1)) + ", experts=" + std::to_string(logits.size(1)) +
                ", num_groups=" + std::to_string(num_groups) + ", top_groups=" + std::to_string(top_groups) +
                ", eps=" + std::to_string(eps) + ", scale=" + std::to_string(scale));
+  const auto threads = pool.use();
   nb::gil_scoped_release release;
-  moe::route(options, logits.data<const float>(), bias == nullptr ? nullptr : bias->data<const float>(),
-             logits.size(0), ids.data<int32_t>(), weights.data<float>());
+  moe::route(*threads, options, logits.data<const float>(),
+             bias == nullptr ? nullptr : bias->data<const float>(), logits.size(0), ids.data<int32_t>(),
+             weights.data<float>());
 }
 
 }  // namespace
@@ -209,7 +211,7 @@ void init_moe(nb::module_& m) {
           "Time spent in all forwards.")
       .def_prop_ro("kernel",
                    [](const BoundExpertLayer& l) { return std::string(l.config().gate_up_kernel->name); });
-  m.def("route", &route, "logits"_a, "ids"_a, "weights"_a, "bias"_a.none() = nb::none(),
+  m.def("route", &route, "pool"_a, "logits"_a, "ids"_a, "weights"_a, "bias"_a.none() = nb::none(),
         "score"_a = "softmax", "num_groups"_a = 1, "top_groups"_a = 1, "renormalize"_a = true, "eps"_a = 0.0f,
         "scale"_a = 1.0f,
         "logits float32 [T, E] -> ids int32 [T, k], weights float32 [T, k], best first; ties go to the lower "

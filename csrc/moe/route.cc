@@ -3,12 +3,17 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
+#include <span>
 #include <vector>
 
 namespace proa::moe {
 namespace {
 
 constexpr float kMasked = -std::numeric_limits<float>::infinity();
+// Scoring fewer (token, expert) pairs is done by the caller: a fork would take longer.
+constexpr int64_t kForkExperts = 2048;
+constexpr int64_t kTokensPerItem = 4;
 
 // Softmax over all experts, or a sigmoid of each.
 void score_experts(Score score, const float* logits, int64_t n, float* scores) noexcept {
@@ -30,28 +35,45 @@ bool before(const float* ranks, int32_t a, int32_t b) noexcept {
 }
 
 // The k best of `candidates`, best first, to its front.
-void take_best(const float* ranks, int64_t k, std::vector<int32_t>& candidates) {
+void take_best(const float* ranks, int64_t k, std::span<int32_t> candidates) noexcept {
   std::partial_sort(candidates.begin(), candidates.begin() + k, candidates.end(),
                     [ranks](int32_t a, int32_t b) { return before(ranks, a, b); });
 }
 
+float best_two(const float* ranks, int64_t n) noexcept {
+  float first = kMasked, second = kMasked;
+  for (int64_t e = 0; e < n; ++e) {
+    if (ranks[e] > first) {
+      second = first;
+      first = ranks[e];
+    } else if (ranks[e] > second) {
+      second = ranks[e];
+    }
+  }
+  return first + second;
+}
+
+// Routes one token after the other, in memory of its own.
 class Router {
  public:
-  Router(const RouteOptions& options, const float* bias) : options_(options), bias_(bias) {
-    scores_.resize(static_cast<size_t>(options.num_experts));
-    ranks_.resize(static_cast<size_t>(options.num_experts));
-    group_ranks_.resize(static_cast<size_t>(options.num_groups));
-  }
+  Router(const RouteOptions& options, const float* bias)  // throws std::bad_alloc
+      : options_(options),
+        bias_(bias),
+        scores_(static_cast<size_t>(options.num_experts)),
+        ranks_(static_cast<size_t>(options.num_experts)),
+        group_ranks_(static_cast<size_t>(options.num_groups)),
+        groups_(static_cast<size_t>(options.num_groups)),
+        candidates_(static_cast<size_t>(options.num_experts)) {}
 
-  void route_token(const float* logits, int32_t* ids, float* weights) {
+  void route_token(const float* logits, int32_t* ids, float* weights) noexcept {
     score_experts(options_.score, logits, options_.num_experts, scores_.data());
     for (int64_t e = 0; e < options_.num_experts; ++e)
       ranks_[e] = scores_[e] + (bias_ == nullptr ? 0.0f : bias_[e]);
-    collect_candidates();
-    take_best(ranks_.data(), options_.top_k, candidates_);
+    const std::span<int32_t> candidates = collect_candidates();
+    take_best(ranks_.data(), options_.top_k, candidates);
     float sum = options_.eps;
     for (int64_t i = 0; i < options_.top_k; ++i) {
-      ids[i] = candidates_[static_cast<size_t>(i)];
+      ids[i] = candidates[static_cast<size_t>(i)];
       weights[i] = scores_[static_cast<size_t>(ids[i])];
       sum += weights[i];
     }
@@ -61,33 +83,18 @@ class Router {
 
  private:
   // The experts of the eligible groups.
-  void collect_candidates() {
-    candidates_.clear();
-    groups_.clear();
+  std::span<int32_t> collect_candidates() noexcept {
     const int64_t group_size = options_.num_experts / options_.num_groups;
-    for (int32_t g = 0; g < options_.num_groups; ++g) groups_.push_back(g);
+    std::iota(groups_.begin(), groups_.end(), 0);
     if (options_.top_groups < options_.num_groups) {
       for (int32_t g : groups_)
         group_ranks_[static_cast<size_t>(g)] = best_two(ranks_.data() + g * group_size, group_size);
       take_best(group_ranks_.data(), options_.top_groups, groups_);
-      groups_.resize(static_cast<size_t>(options_.top_groups));
     }
-    for (int32_t g : groups_)
-      for (int64_t e = g * group_size; e < (g + 1) * group_size; ++e)
-        candidates_.push_back(static_cast<int32_t>(e));
-  }
-
-  static float best_two(const float* ranks, int64_t n) noexcept {
-    float first = kMasked, second = kMasked;
-    for (int64_t e = 0; e < n; ++e) {
-      if (ranks[e] > first) {
-        second = first;
-        first = ranks[e];
-      } else if (ranks[e] > second) {
-        second = ranks[e];
-      }
-    }
-    return first + second;
+    auto end = candidates_.begin();
+    for (int64_t i = 0; i < options_.top_groups; ++i, end += group_size)
+      std::iota(end, end + group_size, static_cast<int32_t>(groups_[static_cast<size_t>(i)] * group_size));
+    return {candidates_.begin(), end};
   }
 
   const RouteOptions& options_;
@@ -112,12 +119,19 @@ const char* route_error(const RouteOptions& options) noexcept {
   return nullptr;
 }
 
-void route(const RouteOptions& options, const float* logits, const float* bias, int64_t num_tokens,
-           int32_t* ids, float* weights) {
-  Router router(options, bias);
-  for (int64_t t = 0; t < num_tokens; ++t)
-    router.route_token(logits + t * options.num_experts, ids + t * options.top_k,
-                       weights + t * options.top_k);
+void route(runtime::ThreadPool& pool, const RouteOptions& options, const float* logits, const float* bias,
+           int64_t num_tokens, int32_t* ids, float* weights) {
+  const bool fork = num_tokens * options.num_experts >= kForkExperts;
+  std::vector<Router> routers(fork ? static_cast<size_t>(pool.num_threads()) : 1, Router(options, bias));
+  const auto route_tokens = [&](int64_t begin, int64_t end, int thread) noexcept {
+    for (int64_t t = begin; t < end; ++t)
+      routers[static_cast<size_t>(thread)].route_token(logits + t * options.num_experts,
+                                                       ids + t * options.top_k, weights + t * options.top_k);
+  };
+  if (fork)
+    pool.parallel_for(num_tokens, kTokensPerItem, route_tokens);
+  else
+    route_tokens(0, num_tokens, 0);
 }
 
 }  // namespace proa::moe

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "runtime/thread_pool.h"
+
 namespace proa::moe {
 
 enum class Score : uint8_t { kSoftmax, kSigmoid };
@@ -27,7 +29,7 @@ const char* route_error(const RouteOptions& options) noexcept;
 
 // logits [num_tokens, E], bias [E] or nullptr -> ids and weights [num_tokens, top_k], best rank first.
 // Always valid, distinct ids, whatever the logits. Throws std::bad_alloc.
-void route(const RouteOptions& options, const float* logits, const float* bias, int64_t num_tokens,
-           int32_t* ids, float* weights);
+void route(runtime::ThreadPool& pool, const RouteOptions& options, const float* logits, const float* bias,
+           int64_t num_tokens, int32_t* ids, float* weights);
 
 }  // namespace proa::moe

@@ -1,18 +1,25 @@
 // Ties, groups, bias, weights and logits that are not numbers.
 #include "moe/route.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <set>
 #include <vector>
 
 #include "tests/check.h"
+#include "tests/random_weight.h"
 
 namespace {
 
 using proa::moe::route;
 using proa::moe::RouteOptions;
 using proa::moe::Score;
+
+proa::runtime::ThreadPool& pool() {
+  static proa::runtime::ThreadPool three({0, 0, 0});
+  return three;
+}
 
 struct Routed {
   std::vector<int32_t> ids;
@@ -24,7 +31,7 @@ Routed run(const RouteOptions& options, const std::vector<float>& logits,
   const auto k = static_cast<size_t>(options.top_k);
   Routed routed{std::vector<int32_t>(k), std::vector<float>(k)};
   CHECK(proa::moe::route_error(options) == nullptr);
-  route(options, logits.data(), bias.empty() ? nullptr : bias.data(), 1, routed.ids.data(),
+  route(pool(), options, logits.data(), bias.empty() ? nullptr : bias.data(), 1, routed.ids.data(),
         routed.weights.data());
   return routed;
 }
@@ -91,6 +98,25 @@ void not_numbers() {
     }
 }
 
+// Enough tokens to be spread over the threads.
+void tokens_are_independent() {
+  constexpr int64_t kTokens = 203, kExperts = 48, kTopK = 5;
+  const RouteOptions options{
+      .num_experts = kExperts, .top_k = kTopK, .score = Score::kSigmoid, .num_groups = 6, .top_groups = 2};
+  proa::test::Rng rng(1);
+  const auto logits = proa::test::random_floats(rng, kTokens * kExperts);
+  const auto bias = proa::test::random_floats(rng, kExperts);
+  std::vector<int32_t> ids(kTokens * kTopK, -1);
+  std::vector<float> weights(kTokens * kTopK);
+  route(pool(), options, logits.data(), bias.data(), kTokens, ids.data(), weights.data());
+  for (int64_t t = 0; t < kTokens; ++t) {
+    const auto begin = logits.begin() + t * kExperts;
+    const auto alone = run(options, {begin, begin + kExperts}, bias);
+    CHECK(std::equal(alone.ids.begin(), alone.ids.end(), ids.begin() + t * kTopK));
+    CHECK(std::equal(alone.weights.begin(), alone.weights.end(), weights.begin() + t * kTopK));
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -99,5 +125,6 @@ int main() {
   groups();
   errors();
   not_numbers();
+  tokens_are_independent();
   return proa::test::result();
 }

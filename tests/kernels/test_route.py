@@ -15,10 +15,10 @@ from proa.native import _C
 EPS = 2.0**-24
 
 
-def route(logits: np.ndarray, top_k: int, **options: Any) -> tuple[np.ndarray, np.ndarray]:
+def route(pool: _C.ThreadPool, logits: np.ndarray, top_k: int, **options: Any) -> tuple[np.ndarray, np.ndarray]:
     ids = np.full((logits.shape[0], top_k), -9, np.int32)
     weights = np.full((logits.shape[0], top_k), np.nan, np.float32)
-    _C.route(logits, ids, weights, **options)
+    _C.route(pool, logits, ids, weights, **options)
     return ids, weights
 
 
@@ -41,7 +41,7 @@ def assert_same(
 
 
 @pytest.mark.parametrize("family,renormalize", [("mixtral", True), ("qwen3_moe", True), ("qwen3_moe", False)])
-def test_softmax_routers(family: str, renormalize: bool) -> None:
+def test_softmax_routers(pool: _C.ThreadPool, family: str, renormalize: bool) -> None:
     from transformers.models.mixtral.configuration_mixtral import MixtralConfig
     from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
     from transformers.models.qwen3_moe.configuration_qwen3_moe import Qwen3MoeConfig
@@ -54,13 +54,13 @@ def test_softmax_routers(family: str, renormalize: bool) -> None:
         router = Qwen3MoeTopKRouter(config)
     logits = torch.randn(50, 16) * 3
     _, expected_weights, expected_ids = identity_router(router, 16)(logits)
-    assert_same(*route(logits.numpy(), 4, renormalize=renormalize), expected_weights, expected_ids)
+    assert_same(*route(pool, logits.numpy(), 4, renormalize=renormalize), expected_weights, expected_ids)
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe"])
 @pytest.mark.parametrize("groups,top_groups", [(1, 1), (4, 2), (8, 4)])
 @pytest.mark.parametrize("renormalize", [True, False])
-def test_sigmoid_routers(family: str, groups: int, top_groups: int, renormalize: bool) -> None:
+def test_sigmoid_routers(pool: _C.ThreadPool, family: str, groups: int, top_groups: int, renormalize: bool) -> None:
     from transformers.models.deepseek_v3.configuration_deepseek_v3 import DeepseekV3Config
     from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
     from transformers.models.glm4_moe.configuration_glm4_moe import Glm4MoeConfig
@@ -83,6 +83,7 @@ def test_sigmoid_routers(family: str, groups: int, top_groups: int, renormalize:
     logits = torch.randn(50, 32)
     _, expected_weights, expected_ids = identity_router(router, 32)(logits)
     mine = route(
+        pool,
         logits.numpy(),
         6,
         bias=router.e_score_correction_bias.numpy(),
@@ -96,25 +97,41 @@ def test_sigmoid_routers(family: str, groups: int, top_groups: int, renormalize:
     assert_same(*mine, expected_weights, expected_ids)
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.data())
-def test_ties_go_to_the_lower_index_and_rows_are_independent(data: st.DataObject) -> None:
-    experts = data.draw(st.integers(1, 40))
-    top_k = data.draw(st.integers(1, experts))
-    rows = data.draw(st.lists(st.lists(st.integers(0, 3), min_size=experts, max_size=experts), min_size=1, max_size=5))
-    logits = np.array(rows, np.float32)
-    ids, weights = route(logits, top_k)
-    expected = np.argsort(-logits, axis=-1, kind="stable")[:, :top_k]
-    np.testing.assert_array_equal(ids, expected)
-    for row in range(len(rows)):
-        alone = route(logits[row : row + 1], top_k)
+def test_ties_go_to_the_lower_index_and_rows_are_independent(pool: _C.ThreadPool) -> None:
+    @settings(max_examples=50, deadline=None)
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        experts = data.draw(st.integers(1, 40))
+        top_k = data.draw(st.integers(1, experts))
+        row = st.lists(st.integers(0, 3), min_size=experts, max_size=experts)
+        logits = np.array(data.draw(st.lists(row, min_size=1, max_size=5)), np.float32)
+        ids, weights = route(pool, logits, top_k)
+        np.testing.assert_array_equal(ids, np.argsort(-logits, axis=-1, kind="stable")[:, :top_k])
+        assert_same_one_by_one(pool, logits, ids, weights)
+
+    check()
+
+
+def assert_same_one_by_one(
+    pool: _C.ThreadPool, logits: np.ndarray, ids: np.ndarray, weights: np.ndarray, **options: Any
+) -> None:
+    """Every token has the same bits when it is routed alone."""
+    for row in range(len(logits)):
+        alone = route(pool, logits[row : row + 1], ids.shape[1], **options)
         np.testing.assert_array_equal(alone[0][0], ids[row])
         np.testing.assert_array_equal(alone[1][0], weights[row])
 
 
-def test_extreme_logits_stay_finite() -> None:
+def test_many_tokens_are_spread_over_threads(crowd: _C.ThreadPool) -> None:
+    logits = np.random.default_rng(0).standard_normal((300, 64), np.float32)
+    options: dict[str, Any] = {"score": "sigmoid", "num_groups": 8, "top_groups": 3, "scale": 2.5}
+    ids, weights = route(crowd, logits, 6, **options)
+    assert_same_one_by_one(crowd, logits, ids, weights, **options)
+
+
+def test_extreme_logits_stay_finite(pool: _C.ThreadPool) -> None:
     for score in ("softmax", "sigmoid"):
-        _, weights = route(np.array([[1e30, -1e30, 88.8, 0]], np.float32), 4, score=score)
+        _, weights = route(pool, np.array([[1e30, -1e30, 88.8, 0]], np.float32), 4, score=score)
         assert np.isfinite(weights).all() and abs(weights.sum() - 1) < 8 * EPS
 
 
@@ -136,12 +153,12 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize("change,error", REFUSALS)
-def test_route_refuses(change: dict[str, Any], error: type[Exception]) -> None:
+def test_route_refuses(pool: _C.ThreadPool, change: dict[str, Any], error: type[Exception]) -> None:
     good: dict[str, Any] = {
         "logits": np.ones((2, 8), np.float32),
         "ids": np.ones((2, 2), np.int32),
         "weights": np.ones((2, 2), np.float32),
     }
-    _C.route(**good)
+    _C.route(pool, **good)
     with pytest.raises(error, match=r"\[route\] expected .*, got "):
-        _C.route(**(good | change))
+        _C.route(pool, **(good | change))

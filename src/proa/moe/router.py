@@ -9,6 +9,7 @@ import torch
 from proa.layers.linear import Linear
 from proa.layers.parameters import ParameterReader
 from proa.native import ops
+from proa.native.runtime import CpuRuntime
 
 __all__ = ["Router", "RouterSpec", "TopK"]
 
@@ -44,9 +45,10 @@ class TopK:
 class Router:
     """Router of one layer: a linear to `num_experts` logits, then the choice."""
 
-    __slots__ = ("_bias", "_gate", "spec")
+    __slots__ = ("_bias", "_gate", "_pool", "spec")
 
-    def __init__(self, spec: RouterSpec, gate: Linear, bias: torch.Tensor | None) -> None:
+    def __init__(self, runtime: CpuRuntime, spec: RouterSpec, gate: Linear, bias: torch.Tensor | None) -> None:
+        self._pool = runtime.pool
         self.spec = spec
         self._gate = gate
         self._bias = bias
@@ -56,7 +58,7 @@ class Router:
         """Reads `{prefix}.weight` and, with a bias, `{prefix}.e_score_correction_bias`."""
         gate = Linear.load(reader, [prefix], out_features=[spec.num_experts], in_features=hidden)
         bias = reader.vector(f"{prefix}.e_score_correction_bias", spec.num_experts) if spec.bias else None
-        return cls(spec, gate, bias)
+        return cls(reader.runtime, spec, gate, bias)
 
     @property
     def nbytes(self) -> int:
@@ -67,6 +69,7 @@ class Router:
         self._gate.forward(x, logits)
         spec = self.spec
         ops.route(
+            self._pool,
             logits,
             topk.ids,
             topk.weights,

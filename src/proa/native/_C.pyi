@@ -134,6 +134,7 @@ def linear(
 ) -> None: ...
 def heads_linear(pool: ThreadPool, x: Array, weights: Sequence[PackedWeight], out: Array) -> None: ...
 def route(
+    pool: ThreadPool,
     logits: Array,
     ids: Array,
     weights: Array,

@@ -148,6 +148,7 @@ def heads_linear(pool: ThreadPool, x: Array, weights: Sequence[PackedWeight], ou
 
 
 def route(
+    pool: ThreadPool,
     logits: Array,
     ids: Array,
     weights: Array,
@@ -168,6 +169,7 @@ def route(
     (their sum + eps) with `renormalize`, times `scale`.
     """
     _C.route(
+        pool,
         _view(logits),
         _view(ids),
         _view(weights),
