@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from proa.cli import chat as chat_module
 from proa.cli.chat import Answer, Conversation
-from proa.cli.client import Endpoint
+from proa.cli.client import Endpoint, parse_event
 from proa.cli.main import app
 from proa.core.errors import ProaError
 
@@ -109,3 +109,32 @@ def test_endpoint_spellings(text):
 
 def test_summary_of_an_empty_answer():
     assert Answer(finish_reason="length").summary() == "0 tokens · ended by length"
+
+
+@pytest.mark.parametrize(
+    ("line", "event"),
+    [
+        ('data: {"a": 1}', {"a": 1}),
+        ('data:{"a": 1}', {"a": 1}),
+        ("data: [DONE]", None),
+        (": comment", None),
+        ("", None),
+        ("event: x", None),
+        ("data: [1]", None),
+    ],
+)
+def test_event_lines(line, event):
+    assert parse_event(line) == event
+
+
+@pytest.mark.parametrize("line", ['data: {"a"', "data: <html>"])
+def test_an_event_that_is_no_json_is_an_error_not_a_crash(line):
+    with pytest.raises(ProaError, match="JSON in each event"):
+        parse_event(line)
+
+
+@pytest.mark.parametrize("body", ["<html>", "[]", '{"data": []}', '{"data": null}'])
+def test_a_server_without_models_is_an_error_not_a_crash(body):
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, text=body))
+    with httpx.Client(transport=transport) as client, pytest.raises(ProaError, match="list of models"):
+        Endpoint.parse("host").first_model(client)

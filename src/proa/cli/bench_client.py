@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import random
 import time
@@ -128,6 +127,6 @@ async def _send(client: httpx.AsyncClient, endpoint: Endpoint, model: str, reque
         result.latency_s = last - start
         if result.output_tokens != request.output_len:
             result.error = f"expected {request.output_len} tokens, got {result.output_tokens}"
-    except (httpx.HTTPError, ProaError, json.JSONDecodeError, KeyError) as error:
+    except (httpx.HTTPError, ProaError, KeyError) as error:
         result.error = str(error) or type(error).__name__
     return result

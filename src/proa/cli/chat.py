@@ -15,6 +15,7 @@ from rich.markup import escape
 
 from proa.cli import console
 from proa.cli.client import Endpoint, parse_event, request_error
+from proa.cli.flags import DEMO
 from proa.cli.local_server import local_server
 from proa.core import env
 from proa.core.errors import ProaError
@@ -23,7 +24,6 @@ __all__ = ["Answer", "Conversation", "register"]
 
 _HELP = "/clear forgets the conversation, /retry asks again, /quit leaves; Ctrl-C stops an answer, Ctrl-D leaves"
 _CONNECT_S = 10.0
-DEMO = "demo"
 
 
 def register(app: typer.Typer) -> None:

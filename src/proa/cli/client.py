@@ -46,24 +46,27 @@ class Endpoint:
             raise UnavailableError(self.root, "a server", f"{type(error).__name__}: {error}", "start one") from error
         if response.status_code != 200:
             raise request_error(self.root, response.status_code, response.text)
-        models = response.json().get("data", [])
-        if not models:
-            raise UnavailableError(self.root, "a model in /v1/models", "none")
-        return str(models[0]["id"])
+        try:
+            return str(response.json()["data"][0]["id"])
+        except (ValueError, LookupError, TypeError) as error:
+            raise ProaError(self.root, "a list of models at /v1/models", response.text[:300]) from error
 
 
 def parse_event(line: str) -> dict[str, Any] | None:
     """The JSON object of one line of an event stream; None for comments, blank lines, other fields and `[DONE]`.
 
     Raises:
-        ProaError: the event carries an error, which is how a server ends a stream that it cannot finish.
+        ProaError: the event carries an error, which is how a server ends a stream that it cannot finish, or no JSON.
     """
     if not line.startswith("data:"):
         return None
     data = line[5:].strip()
     if data == _DONE:
         return None
-    event = json.loads(data)
+    try:
+        event = json.loads(data)
+    except ValueError as error:
+        raise ProaError("stream", "JSON in each event", data[:300]) from error
     if isinstance(event, dict) and event.get("error"):
         raise request_error("stream", 200, data)
     return event if isinstance(event, dict) else None

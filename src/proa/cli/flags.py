@@ -16,8 +16,9 @@ from proa.core.errors import ConfigError
 from proa.engine.config import EngineConfig
 from proa.server.config import ServerConfig
 
-__all__ = ["FLAGS", "Flag", "Owner", "by_owner", "check_ranges", "default_of", "default_text"]
+__all__ = ["DEMO", "FLAGS", "Flag", "Owner", "by_owner", "check_ranges", "default_of", "default_text"]
 
+DEMO = "demo"  # the MODEL that is built when it is not there
 Owner = Literal["server", "engine"]
 CONFIGS: dict[Owner, type] = {"server": ServerConfig, "engine": EngineConfig}
 

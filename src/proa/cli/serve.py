@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from proa.cli import console
-from proa.cli.flags import FLAGS, Flag, by_owner, check_ranges, default_text
+from proa.cli.flags import DEMO, FLAGS, Flag, by_owner, check_ranges, default_text
 from proa.cli.loading import ByteDisplay, EngineDisplay
 from proa.core import env
 from proa.core.errors import CheckpointError
@@ -25,7 +25,6 @@ __all__ = ["compose", "register", "run"]
 
 _log = logging.getLogger("proa.cli")
 
-DEMO = "demo"
 _ENGINE_COMMAND = [sys.executable, "-m", "proa.engine"]
 _PANELS = {"server": "Endpoint", "engine": "Engine"}
 _HELP = """Serve a model directory as an OpenAI endpoint.
