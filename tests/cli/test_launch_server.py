@@ -33,7 +33,22 @@ OTHER_FLAGS_NAMED = """--disable-radix-cache --disable-chunked-prefix-cache --kt
 CODERAI_LINE = """--host h --port 1 --model m --kt-weight-path w --served-model-name id --context-length 4096"""
 
 
-@pytest.mark.parametrize("line", [KIMI_K27_LINE, KIMI_THINKING_LINE, CODERAI_LINE, f"--model m {OTHER_FLAGS_NAMED}"])
+def seed_lines():
+    """The launch lines as they stand in the seeds, where these lie beside the repository; placeholders become 1."""
+    lines = []
+    for path in sorted(SEEDS.glob("*.txt")):
+        text = path.read_text().replace("\\\n", " ").replace(" \\ ", " ").replace("[extra_args]", "")
+        lines += re.findall(r"sglang\.launch_server\s+(--.*?)(?=3\.1 KT-Kernel|\n\n|\n[A-Z]|$)", text, re.DOTALL)
+    assert len(lines) == (3 if SEEDS.is_dir() else 0)
+    assert all(len(re.findall(r"(?<!\S)--[\w-]+", line)) >= 6 for line in lines)
+    # Chinese prose follows one line without a space; flags and values are ASCII.
+    words = [[re.match(r"[\x20-\x7e]*", w)[0] for w in shlex.split(re.sub(r"<\w+>", "1", line))] for line in lines]
+    return [" ".join(line) for line in words]
+
+
+@pytest.mark.parametrize(
+    "line", [*seed_lines(), KIMI_K27_LINE, KIMI_THINKING_LINE, CODERAI_LINE, f"--model m {OTHER_FLAGS_NAMED}"]
+)
 @pytest.mark.parametrize("underscores", [False, True])
 def test_published_launch_lines_parse(line, underscores):
     words = [re.sub("(?<=[a-z0-9])-(?=[a-z0-9])", "_", w) if underscores and w[:2] == "--" else w for w in line.split()]
@@ -60,20 +75,6 @@ def test_honoured_flags_reach_their_fields():
     }
     assert values["--threads"] == min(24, len(os.sched_getaffinity(0)))
     assert parse(["--model", "m", "--disable-radix-cache"]).values["--disable-radix-cache"] is True
-
-
-@pytest.mark.skipif(not SEEDS.is_dir(), reason="the seeds lie beside the repository only where it is developed")
-def test_every_flag_in_the_seeds_launch_lines_is_known():
-    lines = []
-    for path in sorted(SEEDS.glob("*.txt")):
-        text = path.read_text().replace("\\\n", " ").replace(" \\ ", " ").replace("[extra_args]", "")
-        lines += re.findall(r"sglang\.launch_server\s+(--.*?)(?=3\.1 KT-Kernel|\n\n|\n[A-Z]|$)", text, re.DOTALL)
-    assert len(lines) == 3
-    for line in lines:
-        assert len(re.findall(r"(?<!\S)--[\w-]+", line)) >= 6
-        # Chinese prose follows one line without a space; flags and values are ASCII.
-        words = [re.match(r"[\x20-\x7e]*", word)[0] for word in shlex.split(re.sub(r"<\w+>", "1", line))]
-        parse(words)
 
 
 @pytest.mark.parametrize(
