@@ -71,7 +71,7 @@ struct OpKernels {
   // out = values / sum.
   void (*finish)(SoftmaxState state, const float* values, int64_t value_dim, float* out) noexcept;
 
-  // y = e^x (base/exp-inl.h); `size` is a multiple of 16.
+  // y = e^x for x <= 89 (base/exp-inl.h); `size` is a multiple of 16.
   void (*exp_row)(const float* x, int64_t size, float* y) noexcept;
 };
 

@@ -47,9 +47,6 @@ inline F16 mul(F16 a, F16 b) {
 inline F16 fma(F16 a, F16 b, F16 c) {
   return each([&](int i) { return __builtin_fmaf(a.v[i], b.v[i], c.v[i]); });
 }
-inline F16 min(F16 a, F16 b) {  // as minps: b when either is NaN
-  return each([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
-}
 inline F16 max(F16 a, F16 b) {  // as maxps: b when either is NaN
   return each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
 }
