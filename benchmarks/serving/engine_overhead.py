@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import torch
 
-from proa.attention.batch import ForwardBatch
+from proa.attention.batch import ForwardBatch, StillWanted
 from proa.core.sampling_params import SamplingParams
 from proa.engine.build import LoadedModel, build_engine
 from proa.engine.config import EngineConfig
@@ -60,7 +60,7 @@ class GivenLogits:
             (np.random.default_rng(0).normal(size=(batch, vocab_size)) * spread).astype(np.float32)
         )
 
-    def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:  # noqa: ARG002
+    def forward(self, batch: ForwardBatch, kv: KVPool, still_wanted: StillWanted | None = None) -> torch.Tensor:  # noqa: ARG002
         return self._logits[: batch.logit_rows.numel()]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from proa.attention.batch import ForwardBatch
+from proa.attention.batch import ForwardBatch, StillWanted
 from proa.kvcache.layout import KVLayout
 from proa.kvcache.pool import KVPool
 from proa.moe.traffic import ExpertTraffic
@@ -25,7 +25,10 @@ RAISE = 505  # the forward of any batch with it fails
 NAN_LOGITS = 506  # its logits are NaN
 POINT_MASS = 507  # its logits are -inf but for token 3
 SLOW = 508  # its forward takes 50 ms
+LONG = 509  # its forward takes 50 ms a layer
 FIRST_SPECIAL = 500
+
+NUM_LAYERS = 100
 
 _PRIME = 2_147_483_629
 _POWERS = np.array([pow(31, i, _PRIME) for i in range(MAX_POSITIONS)], dtype=np.int64)
@@ -47,7 +50,7 @@ class FakeModel:
         """1000 bytes and 2 ms a forward."""
         return ExpertTraffic(1000 * len(self.forwards), 0.002 * len(self.forwards))
 
-    def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, kv: KVPool, still_wanted: StillWanted | None = None) -> torch.Tensor:
         tokens = batch.token_ids.numpy()
         if (tokens == SLOW).any():
             time.sleep(0.05)
@@ -58,6 +61,12 @@ class FakeModel:
         values[slots, 0] = tokens
         if (tokens == RAISE).any():
             raise RuntimeError("the fake model was told to fail")
+        for _ in range(NUM_LAYERS):
+            if (batch.token_ids == LONG).any():
+                time.sleep(0.05)
+            wanted = None if still_wanted is None else still_wanted()
+            if wanted is not None:
+                batch = batch.select(wanted)
         # Always the same memory: a caller who keeps rows across forwards has to notice.
         logits = self._logits[: batch.logit_rows.numel()]
         tables = batch.block_tables.numpy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,8 +54,8 @@ class Harness:
         self.results[rid] = Result()
         self.engine.submit(Generate(rid=rid, token_ids=prompt, sampling=params, group=group))
 
-    def step(self) -> None:
-        for output in self.engine.step().outputs:
+    def step(self, poll: Callable[[], None] | None = None) -> None:
+        for output in self.engine.step(poll).outputs:
             result = self.results[output.rid]
             assert result.finish_reason is None, f"{output.rid} got an output after its end"
             result.tokens += output.token_ids

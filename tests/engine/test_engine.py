@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 from fake_model import NAN_LOGITS, POINT_MASS, RAISE, greedy
@@ -132,6 +133,75 @@ def test_oldest_is_never_preempted_and_ends_first() -> None:
         order += [r for r in harness.results if harness.results[r].finish_reason and r not in order]
     assert order == ["r0", "r1", "r2", "r3"]
     assert all(result.tokens == greedy(prompt(int(r[1]), 8), 40) for r, result in harness.results.items())
+
+
+class AfterPolls:
+    """Calls `action` when a step polls for the `count`-th time."""
+
+    def __init__(self, count: int, action: Callable[[], None]) -> None:
+        self._left = count
+        self._action = action
+
+    def __call__(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._action()
+
+
+@pytest.mark.parametrize("gone", ["r0", "r1", "r3"])
+@pytest.mark.parametrize("decoding", [False, True])
+def test_abort_between_layers_leaves_the_others_alone(gone: str, decoding: bool) -> None:
+    harness = fake_engine(num_blocks=16)
+    for i in range(4):
+        harness.submit(f"r{i}", prompt(i, 6 + i), max_tokens=6)
+    if decoding:
+        harness.step()
+    engine = harness.engine
+
+    def abort() -> None:
+        used = engine.stats().kv_tokens_used
+        engine.abort(gone)
+        assert engine.stats().kv_tokens_used < used
+        engine._manager.check_integrity()
+        harness.submit("new", prompt(9, 9), max_tokens=6)
+
+    harness.step(AfterPolls(2, abort))
+    assert harness.results[gone].finish_reason == "abort"
+    assert len(harness.results[gone].tokens) == decoding
+    harness.run()
+    for rid, length, seed in [("r0", 6, 0), ("r1", 7, 1), ("r2", 8, 2), ("r3", 9, 3), ("new", 9, 9)]:
+        if rid != gone:
+            assert harness.results[rid].tokens == greedy(prompt(seed, length), 6)
+
+
+def test_abort_of_everything_between_layers_ends_the_step() -> None:
+    harness = fake_engine()
+    for i in range(3):
+        harness.submit(f"r{i}", prompt(i, 6), max_tokens=6)
+    harness.step(AfterPolls(1, lambda: harness.engine.abort("")))
+    assert not harness.engine.has_work
+    assert {result.finish_reason for result in harness.results.values()} == {"abort"}
+    assert harness.engine.flush()
+    assert harness.generate(prompt(1, 6), max_tokens=3).tokens == greedy(prompt(1, 6), 3)
+
+
+def test_abort_between_layers_of_a_forward_that_then_fails() -> None:
+    harness = fake_engine()
+    harness.submit("gone", prompt(1, 6), max_tokens=3)
+    harness.submit("stays", prompt(2, 6), max_tokens=3)
+    attempts = 0
+
+    def fail_once() -> None:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 1:
+            harness.engine.abort("gone")
+            raise RuntimeError("polling failed")
+
+    harness.step(fail_once)
+    harness.run()
+    assert harness.results["gone"].finish_reason == "abort"
+    assert harness.results["stays"].tokens == greedy(prompt(2, 6), 3)
 
 
 @pytest.mark.parametrize("stage", ["queue", "prefill", "decode"])

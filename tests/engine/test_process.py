@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import psutil
 import pytest
-from fake_model import RAISE, SLOW, greedy
+from fake_model import LONG, RAISE, SLOW, greedy
 
 from proa.core.sampling_params import SamplingParams
 from proa.engine.config import EngineConfig
@@ -150,6 +150,24 @@ async def test_abort_takes_effect_at_the_next_step(tmp_path: Path) -> None:
         assert client.reasons["slow"] == "abort"
         assert time.monotonic() - started < 1.0
         assert client.last is not None and client.last.stats.kv_tokens_used == 0
+
+
+async def test_abort_and_shutdown_take_effect_within_a_step(tmp_path: Path) -> None:
+    # One chunk, whose forward takes 5 s.
+    async with engine(tmp_path) as client:
+        for rid in "ab":
+            await client.generate(rid, [LONG] * 20, max_tokens=5)
+            await asyncio.sleep(0.3)
+            started = time.monotonic()
+            if rid == "a":
+                await client.endpoint.send(Abort("a"))
+                await client.until(lambda: "a" in client.reasons)
+                assert client.reasons["a"] == "abort"
+                assert client.last is not None and client.last.stats.kv_tokens_used == 0
+            else:
+                await client.endpoint.send(Shutdown())
+                assert await client.exit_code() == EXIT_OK
+            assert time.monotonic() - started < 1.0
 
 
 async def test_requests_sent_while_loading_are_served(tmp_path: Path) -> None:

@@ -35,8 +35,13 @@ class Pager:
         assert len(blocks) == count
         return Sequence(blocks)
 
-    def forward(self, chunks: list[tuple[Sequence, torch.Tensor]], *, last_only: bool = False) -> torch.Tensor:
-        """Appends each chunk of int32 token ids to its sequence; returns the logits of all (or the last) rows."""
+    def forward(
+        self, chunks: list[tuple[Sequence, torch.Tensor]], *, last_only: bool = False, still_wanted=None
+    ) -> torch.Tensor:
+        """Appends each chunk of int32 token ids to its sequence; returns the logits of all (or the last) rows.
+
+        With `still_wanted` the logits that are left; they are not remembered.
+        """
         table = torch.zeros(len(chunks), max(len(s.blocks) for s, _ in chunks), dtype=torch.int32)
         positions, ids, slots, logit_rows = [], [], [], []
         start = 0
@@ -59,7 +64,9 @@ class Pager:
             block_size=BLOCK_SIZE,
             logit_rows=torch.cat(logit_rows).int(),
         )
-        logits = self.model.forward(batch, self.kv)
+        logits = self.model.forward(batch, self.kv, still_wanted)
+        if still_wanted is not None:
+            return logits
         parts = logits.split([len(rows) for rows in logit_rows])
         for (sequence, _), part in zip(chunks, parts, strict=True):
             sequence.logits.append(part)

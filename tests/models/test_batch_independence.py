@@ -72,6 +72,21 @@ def test_bfloat16_cache_keeps_the_property(variant, make_case):
     assert not torch.equal(whole, in_one_forward(model, ids))
 
 
+@covering
+def test_sequences_that_leave_between_layers_change_no_bit(variant, make_case):
+    """Four sequences; after the first layer the second leaves, after the next one the last: nothing moves elsewhere."""
+    model = make_case(variant).model
+    ids = [prompt(seed, length) for seed, length in ((1, 9), (2, 20), (3, 1), (4, 17))]
+    pager = Pager(model, num_blocks=8)
+    answers = iter([torch.tensor([*range(9), *range(29, 47)]), torch.arange(10), None])
+    sequences = [pager.sequence(len(part)) for part in ids]
+    logits = pager.forward(list(zip(sequences, ids, strict=True)), still_wanted=lambda: next(answers))
+    alone = [in_one_forward(model, ids[index]) for index in (0, 2)]
+    assert torch.equal(logits, torch.cat(alone))
+    nothing = pager.forward([(pager.sequence(4), ids[0][:4])], still_wanted=lambda: torch.tensor([], dtype=torch.long))
+    assert nothing.shape == (0, VOCAB)
+
+
 def test_logits_of_chosen_rows_only(make_case):
     model = make_case(VARIANTS[0]).model
     ids = prompt(1)

@@ -289,3 +289,8 @@ def test_quantization_of_the_wrong_type(single: Path, config: Any) -> None:
     write_config(single, {"quantization_config": config})
     with pytest.raises(CheckpointError, match="quantization_config"):
         Checkpoint.open(single)
+
+
+def test_a_path_the_system_refuses(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="File name too long"):
+        Checkpoint.open(tmp_path / ("x" * 5000))

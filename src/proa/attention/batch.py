@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 
-__all__ = ["ForwardBatch"]
+__all__ = ["ForwardBatch", "StillWanted"]
+
+# Asked between layers: the token rows [K] int64 that are still wanted, ascending and counted in the batch as it is by
+# then; whole sequences. None: all of them.
+StillWanted = Callable[[], torch.Tensor | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,4 +28,15 @@ class ForwardBatch:
     slots: torch.Tensor  # [T] int32, KV slot each token is written to
     block_tables: torch.Tensor  # [S, max_blocks] int32, unused entries 0
     block_size: int
-    logit_rows: torch.Tensor  # [L] int32, token rows whose logits are wanted
+    logit_rows: torch.Tensor  # [L] int32, token rows whose logits are wanted, ascending
+
+    def select(self, rows: torch.Tensor) -> ForwardBatch:
+        """The batch of the token rows `rows` [K] int64, ascending, alone."""
+        return replace(
+            self,
+            token_ids=self.token_ids[rows],
+            positions=self.positions[rows],
+            sequence_ids=self.sequence_ids[rows],
+            slots=self.slots[rows],
+            logit_rows=torch.isin(rows, self.logit_rows).nonzero()[:, 0].int(),
+        )

@@ -6,11 +6,18 @@ import logging
 import sys
 
 from proa.core.errors import ConfigError
+from proa.engine.build import LoadedModel, Report
 from proa.engine.config import EngineConfig
-from proa.engine.load import load_checkpoint
 from proa.engine.loop import EXIT_USER, run_engine
 
 logger = logging.getLogger("proa.engine")
+
+
+def _load(config: EngineConfig, report: Report) -> LoadedModel:
+    # Imported once faults can be reported: the extension refuses a wrong PROA_FORCE_ISA or a stale build.
+    from proa.engine.load import load_checkpoint
+
+    return load_checkpoint(config, report)
 
 
 def main() -> int:
@@ -21,7 +28,7 @@ def main() -> int:
         # Nobody to send it to: the addresses are in the config.
         logger.error("%s", error)
         return EXIT_USER
-    return run_engine(config, load_checkpoint)
+    return run_engine(config, _load)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 
 import numpy as np
@@ -47,7 +47,7 @@ class Engine:
         self._max_model_len = max_model_len
         self._seeds = random.SystemRandom() if random_seed is None else random.Random(random_seed)
         self._requests: dict[str, Request] = {}
-        # Outputs made between steps, sent with the next one.
+        # Outputs nobody has taken yet.
         self._outbox: list[TokenOutput] = []
         self._arrivals = 0
         self._generated = 0
@@ -58,6 +58,11 @@ class Engine:
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
         return bool(self._requests or self._outbox)
+
+    @property
+    def has_outputs(self) -> bool:
+        """Whether `take_outputs` would return any."""
+        return bool(self._outbox)
 
     def submit(self, message: Generate) -> None:
         """Queue a sequence. One that cannot run is answered with an error in the next step."""
@@ -97,21 +102,29 @@ class Engine:
         self._manager.flush()
         return True
 
-    def step(self) -> StepOutput:
-        """Run one forward pass and draw tokens; what was queued since the last step comes with it."""
+    def step(self, poll: Callable[[], None] | None = None) -> StepOutput:
+        """Run one forward pass and draw tokens; what was queued since the last step comes with it.
+
+        `poll` is called between the layers of the forward and may submit, abort, flush and take outputs: an aborted
+        sequence leaves the pass there.
+        """
         started = perf_counter()
         chunks = self._scheduler.schedule()
         assert chunks or not self._requests, "requests are left but nothing is scheduled"
         scheduled = perf_counter()
-        computed = self._forward(chunks) if chunks else []
+        computed = self._forward(chunks, poll) if chunks else []
         forwarded = perf_counter()
         for chunk, logits in computed:
             self._advance(chunk, logits)
-        outputs, self._outbox = self._outbox, []
         ended = perf_counter()
         self._schedule_ms = (scheduled - started) * 1e3
         self._sample_ms = (ended - forwarded) * 1e3
         self._step_ms = (ended - started) * 1e3
+        return self.take_outputs()
+
+    def take_outputs(self) -> StepOutput:
+        """What was queued and not taken yet."""
+        outputs, self._outbox = self._outbox, []
         return StepOutput(outputs, self.stats())
 
     def stats(self) -> EngineStats:
@@ -154,18 +167,19 @@ class Engine:
                 )
         return None
 
-    def _forward(self, chunks: list[Chunk]) -> list[_Computed]:
-        """Each chunk with its logits. Sequences whose forward fails are ended and left out.
+    def _forward(self, chunks: list[Chunk], poll: Callable[[], None] | None) -> list[_Computed]:
+        """Each chunk with its logits. Sequences that are aborted meanwhile or whose forward fails are left out.
 
         A failing batch is run again sequence by sequence: a forward only writes the sequences' own slots, so doing it
         twice is harmless, and the others lose a step and not their answer.
         """
         try:
-            return _with_logits(chunks, self._runner.forward(chunks))
+            logits = self._runner.forward(chunks, poll)
+            return _with_logits([chunk for chunk in chunks if chunk.live], logits)
         except Exception as error:  # noqa: BLE001
             logger.warning("a forward of %d sequences failed, running them one by one: %s", len(chunks), error)
         computed: list[_Computed] = []
-        for chunk in chunks:
+        for chunk in [chunk for chunk in chunks if chunk.live]:
             try:
                 # Copied: the next forward may reuse the memory.
                 computed += _with_logits([chunk], self._runner.forward([chunk]).copy())

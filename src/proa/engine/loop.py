@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from time import monotonic, perf_counter
 
 import torch
@@ -37,10 +38,12 @@ EXIT_FAULT = 1
 EXIT_USER = 3
 
 _HEARTBEAT_S = 1.0
+# How often messages are looked for inside a step: a decode step asks after each of its many short layers.
+_POLL_S = 0.02
 
 
-class _ShutdownError(Exception):
-    """Shutdown arrived, or the parent is gone."""
+class _ShutdownError(BaseException):
+    """Shutdown arrived, or the parent is gone. No Exception, which the engine takes for a forward that failed."""
 
 
 def run_engine(config: EngineConfig, load: Loader) -> int:
@@ -76,6 +79,7 @@ class _Process:
         self._parent_pid = parent_pid
         # What arrived while the model was loading.
         self._early: list[ToEngine] = []
+        self._last_poll = monotonic()
 
     def run(self, load: Loader) -> None:
         """Return never: Shutdown and faults are exceptions."""
@@ -86,14 +90,25 @@ class _Process:
         logger.info("ready after %.1f s", perf_counter() - started)
         for message in self._early:
             self._handle(engine, message)
+        poll = partial(self._poll, engine)
         while True:
             if not engine.has_work:
                 self._wait(engine)
-            # Between steps, so that an abort takes effect at the next one.
             for message in self._endpoint.receive():
                 self._handle(engine, message)
             if engine.has_work:
-                self._endpoint.send(engine.step())
+                self._endpoint.send(engine.step(poll))
+
+    def _poll(self, engine: Engine) -> None:
+        """Between layers: the step of a large model takes seconds, and who aborts is not made to wait for its end."""
+        now = monotonic()
+        if now - self._last_poll < _POLL_S:
+            return
+        self._last_poll = now
+        for message in self._endpoint.receive():
+            self._handle(engine, message)
+        if engine.has_outputs:
+            self._endpoint.send(engine.take_outputs())
 
     def _wait(self, engine: Engine) -> None:
         """Sleep until a message is there, with a heartbeat every second. Checks the KV blocks once it is quiet."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from proa.attention.batch import ForwardBatch
+from proa.attention.batch import ForwardBatch, StillWanted
 from proa.engine.scheduler import Chunk
 from proa.kvcache.pool import KVPool
 from proa.moe.traffic import ExpertTraffic
@@ -29,8 +29,8 @@ class ForwardModel(Protocol):
     @property
     def expert_traffic(self) -> ExpertTraffic: ...
 
-    def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
-        """Logits [L, vocab] float32 of the rows `batch.logit_rows`."""
+    def forward(self, batch: ForwardBatch, kv: KVPool, still_wanted: StillWanted | None = None) -> torch.Tensor:
+        """Logits [L, vocab] float32 of the rows `batch.logit_rows`, without those `still_wanted` left out meanwhile."""
         ...
 
 
@@ -54,12 +54,15 @@ class Runner:
         """Of the model, since it was loaded."""
         return self._model.expert_traffic
 
-    def forward(self, chunks: Sequence[Chunk]) -> NDArray[np.float32]:
-        """Compute `chunks`; logits [chunks that draw, vocab] in their order."""
-        batch = self._build(chunks)
+    def forward(self, chunks: Sequence[Chunk], poll: Callable[[], None] | None = None) -> NDArray[np.float32]:
+        """Compute `chunks`; logits [live chunks that draw, vocab] in their order.
+
+        `poll` is called between layers. Chunks of requests it ends are not computed further.
+        """
+        watch = None if poll is None else _Watch(chunks, poll)
         with torch.inference_mode():
-            logits = self._model.forward(batch, self._pool)
-        expected = (batch.logit_rows.numel(), self._model.vocab_size)
+            logits = self._model.forward(self._build(chunks), self._pool, watch)
+        expected = (sum(chunk.draws and chunk.live for chunk in chunks), self._model.vocab_size)
         assert tuple(logits.shape) == expected and logits.dtype == torch.float32, (logits.shape, logits.dtype, expected)
         result: NDArray[np.float32] = logits.numpy()
         return result
@@ -92,3 +95,20 @@ class Runner:
             block_size=block_size,
             logit_rows=torch.from_numpy(self._logit_rows[:num_logits]),
         )
+
+
+class _Watch:
+    """Tells a forward which rows of its batch are still wanted."""
+
+    def __init__(self, chunks: Sequence[Chunk], poll: Callable[[], None]) -> None:
+        self._chunks = chunks
+        self._poll = poll
+
+    def __call__(self) -> torch.Tensor | None:
+        self._poll()
+        live = [chunk for chunk in self._chunks if chunk.live]
+        if len(live) == len(self._chunks):
+            return None
+        wanted = np.repeat([chunk.live for chunk in self._chunks], [chunk.count for chunk in self._chunks])
+        self._chunks = live
+        return torch.from_numpy(np.flatnonzero(wanted))

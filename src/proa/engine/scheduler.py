@@ -22,6 +22,11 @@ class Chunk:
     count: int
     draws: bool
 
+    @property
+    def live(self) -> bool:
+        """False once the request has ended, its blocks given back."""
+        return self.request.table is self.table
+
 
 class Scheduler:
     """Continuous batching, first come first served.

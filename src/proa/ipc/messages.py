@@ -37,7 +37,7 @@ class Generate(msgspec.Struct, tag="generate", frozen=True, kw_only=True):
 
 
 class Abort(msgspec.Struct, tag="abort", frozen=True):
-    """Stop `rid` (or everything when empty) at the next step; the engine answers with finish_reason "abort"."""
+    """Stop `rid` (or everything when empty) before the next layer; the engine answers with finish_reason "abort"."""
 
     rid: str = ""
 
@@ -49,7 +49,7 @@ class FlushCache(msgspec.Struct, tag="flush", frozen=True):
 
 
 class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
-    """End the engine process at the next step."""
+    """End the engine process before the next layer."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

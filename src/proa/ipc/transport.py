@@ -28,6 +28,8 @@ _HIGH_WATER_MARK = 10_000
 _LINGER_MS = 1_000
 # sun_path of a unix socket holds 107 bytes and a terminator.
 _MAX_SOCKET_PATH = 107
+# Containers nested thousands deep raise RecursionError.
+_UNREADABLE = (msgspec.MsgspecError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class EngineEndpoint:
                 return messages
             try:
                 messages.append(self._decoder.decode(data))
-            except msgspec.MsgspecError as error:
+            except _UNREADABLE as error:
                 logger.warning("dropped a message of %d bytes: %s", len(data), error)
 
     def send(self, message: FromEngine) -> None:
@@ -126,7 +128,7 @@ class ClientEndpoint:
             data = await self._inbox.recv()
             try:
                 return self._decoder.decode(data)
-            except msgspec.MsgspecError as error:
+            except _UNREADABLE as error:
                 logger.warning("dropped a message of %d bytes: %s", len(data), error)
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from proa.attention.backend import AttentionBackend, AttentionStep, create_attention
-from proa.attention.batch import ForwardBatch
+from proa.attention.batch import ForwardBatch, StillWanted
 from proa.kvcache.layout import KVLayout
 from proa.kvcache.pool import KVPool
 from proa.layers.embedding import Embedding, load_output_head
@@ -131,10 +131,11 @@ class Decoder:
         """Of the routed experts of all layers since loading."""
         return sum((layer.traffic for layer in self._layers), ExpertTraffic())
 
-    def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, kv: KVPool, still_wanted: StillWanted | None = None) -> torch.Tensor:
         """Runs T tokens and returns float32 logits `[L, vocab]` of `batch.logit_rows`, a tensor of its own.
 
-        A row's logits do not depend on the other rows, bit for bit.
+        Rows that `still_wanted`, asked between layers, leaves out are not computed further and have no logits. A row's
+        logits do not depend on the other rows, bit for bit.
         """
         rows = self._rows_of(batch.token_ids.shape[0])
         step = self._backend.begin(batch, kv)
@@ -143,6 +144,13 @@ class Decoder:
         for layer in self._layers[:-1]:
             layer.attend(rows, delta, batch.positions, step)
             layer.feed_forward(rows)
+            wanted = None if still_wanted is None else still_wanted()
+            if wanted is not None:
+                batch = batch.select(wanted)
+                if not wanted.numel():
+                    return torch.empty(0, self._spec.vocab_size)
+                rows = self._narrow(rows, wanted)
+                step = self._backend.begin(batch, kv)
             delta = rows.delta
         self._layers[-1].attend(rows, delta, batch.positions, step)
         return self._finish(rows, batch.logit_rows)
@@ -154,14 +162,20 @@ class Decoder:
         if count == 0:
             return logits
         if count < rows.residual.shape[0]:
-            residual, delta = rows.residual.index_select(0, logit_rows), rows.delta.index_select(0, logit_rows)
-            rows = self._rows_of(count)
-            rows.residual.copy_(residual)
-            rows.delta.copy_(delta)
+            rows = self._narrow(rows, logit_rows)
         self._layers[-1].feed_forward(rows)
         self._norm.add_forward(rows.residual, rows.delta, rows.normed)
         self._head.forward(rows.normed, logits)
         return logits
+
+    def _narrow(self, rows: Rows, kept: torch.Tensor) -> Rows:
+        """Scratch views whose residual and delta are rows `kept` [K] of those of `rows`."""
+        # Copied first: both sets of views begin at the same memory.
+        residual, delta = rows.residual.index_select(0, kept), rows.delta.index_select(0, kept)
+        narrowed = self._rows_of(kept.shape[0])
+        narrowed.residual.copy_(residual)
+        narrowed.delta.copy_(delta)
+        return narrowed
 
     def _rows_of(self, tokens: int) -> Rows:
         """Views are built once per token count: decode steps repeat few of them."""

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from proa.attention.batch import ForwardBatch
+from proa.attention.batch import ForwardBatch, StillWanted
 from proa.core.errors import ConfigError
 from proa.kvcache.layout import KVLayout
 from proa.kvcache.pool import KVPool
@@ -48,8 +48,11 @@ class Model(Protocol):
     @property
     def expert_traffic(self) -> ExpertTraffic: ...
 
-    def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
-        """Writes the batch's keys and values to `kv` and returns float32 logits `[L, vocab]` of `logit_rows`."""
+    def forward(self, batch: ForwardBatch, kv: KVPool, still_wanted: StillWanted | None = None) -> torch.Tensor:
+        """Writes the batch's keys and values to `kv` and returns float32 logits `[L, vocab]` of `logit_rows`.
+
+        Rows that `still_wanted` leaves out between layers are dropped, their logits too.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,12 +66,15 @@ class Checkpoint:
         CheckpointError: missing, damaged or inconsistent directory. UnsupportedError: unknown quantization.
         """
         directory = Path(path)
-        if not directory.is_dir():
-            fix = "give the path of a local checkpoint directory; proa downloads nothing"
-            raise CheckpointError(str(directory), "a checkpoint directory", "no such directory", fix)
-        config = read_json_object(directory / "config.json", MAX_CONFIG_BYTES)
-        check_quantization(quantization_config(config), str(directory / "config.json"))
-        return cls(directory, config, _open_files(directory))
+        fix = "give the path of a local checkpoint directory; proa downloads nothing"
+        try:
+            if not directory.is_dir():
+                raise CheckpointError(str(directory), "a checkpoint directory", "no such directory", fix)
+            config = read_json_object(directory / "config.json", MAX_CONFIG_BYTES)
+            check_quantization(quantization_config(config), str(directory / "config.json"))
+            return cls(directory, config, _open_files(directory))
+        except OSError as error:  # no permission to look into it, a name too long, a disk that fails
+            raise CheckpointError(str(directory), "a readable directory", error.strerror or error, fix) from error
 
     @property
     def names(self) -> Iterable[str]:
