@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import sys
 
+if __name__ == "__main__" and not sys.flags.safe_path:
+    # `python -m` imports from the working directory first, which may be a model's.
+    del sys.path[0]
+
 from proa.cli import console
 from proa.cli.serve import run
 from proa.cli.sglang_flags import parse

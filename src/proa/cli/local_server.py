@@ -60,9 +60,11 @@ def _start(model: str, endpoint: Endpoint, flags: Sequence[str]) -> subprocess.P
     port = endpoint.root.rsplit(":", maxsplit=1)[1]
     # A session of its own: Ctrl-C in the terminal stops an answer, not the server.
     wrapper = [sys.executable, "-S", "-E", die_with_parent.__file__, str(os.getpid())]
-    serve = [sys.executable, "-m", "proa.cli.main", "serve", model, "--port", port, "--log-level", "warning", *flags]
+    # -P: with -m alone Python would import from the working directory, which may be a model's.
+    command = [sys.executable, "-P", "-m", "proa.cli.main", "serve", model]
+    options = ["--port", port, "--log-level", "warning", *flags]
     return subprocess.Popen(
-        [*wrapper, *serve],
+        [*wrapper, *command, *options],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         env=env.child_environment(**({"PROA_API_KEY": endpoint.api_key} if endpoint.api_key else {})),

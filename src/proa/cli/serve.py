@@ -25,7 +25,8 @@ __all__ = ["compose", "register", "run"]
 
 _log = logging.getLogger("proa.cli")
 
-_ENGINE_COMMAND = [sys.executable, "-m", "proa.engine"]
+# -P: with -m alone Python would import from the working directory, which may be a model's.
+_ENGINE_COMMAND = [sys.executable, "-P", "-m", "proa.engine"]
 _PANELS = {"server": "Endpoint", "engine": "Engine"}
 _HELP = """Serve a model directory as an OpenAI endpoint.
 

