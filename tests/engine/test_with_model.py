@@ -1,4 +1,4 @@
-"""The engine around a tiny random model on the native kernels: what runs around a request changes no bit of it."""
+"""The engine around tiny random models on the native kernels: what runs around a request changes no bit of it."""
 
 from __future__ import annotations
 
@@ -9,28 +9,37 @@ from time import perf_counter
 
 import pytest
 from harness import Harness, Result
+from tests.models.variants import VARIANTS, VOCAB, build
 
 from proa.convert.random_model import DIMENSIONS, write_random_model
 from proa.engine.config import EngineConfig
 from proa.engine.load import load_checkpoint
 
-VOCAB_SIZE = 320
-NUM_SEQUENCES = 8
+# One token, whole blocks and chunks, and lengths that are neither.
+PROMPT_LENGTHS = (1, 16, 22, 32, 39, 64, 90, 128)
+NUM_SEQUENCES = len(PROMPT_LENGTHS)
 NUM_TOKENS = 24
 
 
 @pytest.fixture(scope="module", params=["bf16", "int4_g32"])
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = tmp_path_factory.mktemp("tokenizer")
-    vocabulary = {f"t{i}": i for i in range(VOCAB_SIZE)}
+    vocabulary = {f"t{i}": i for i in range(VOCAB)}
     (tokenizer / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}, "added_tokens": []}))
     directory = tmp_path_factory.mktemp("model") / request.param
     write_random_model(directory, DIMENSIONS["tiny"], tokenizer, format=request.param)
     return directory
 
 
+@pytest.fixture(scope="module", params=["deepseek_bf16", "kimi_fp8", "glm_tied_int4"])
+def other_family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp(request.param)
+    build(next(variant for variant in VARIANTS if variant.name == request.param), directory)
+    return directory
+
+
 def prompt(index: int) -> list[int]:
-    return random.Random(index).choices(range(VOCAB_SIZE), k=5 + 17 * index)
+    return random.Random(index).choices(range(VOCAB), k=PROMPT_LENGTHS[index])
 
 
 def submit(harness: Harness, index: int, rid: str) -> None:
@@ -56,21 +65,35 @@ def same(first: list[Result], second: list[Result]) -> bool:
     return [(r.tokens, r.logprobs) for r in first] == [(r.tokens, r.logprobs) for r in second]
 
 
-def test_alone_batched_chunked_cached_and_preempted_give_the_same_bits(checkpoint: Path) -> None:
-    one_by_one = load(checkpoint, max_running_requests=1, disable_radix_cache=True, num_threads=1)
+def check_all_ways(checkpoint: Path, **config: object) -> None:
+    """Alone, batched, prefix-cached, chunked and preempted: the same bits."""
+    one_by_one = load(checkpoint, max_running_requests=1, disable_radix_cache=True, num_threads=1, **config)
     alone = run_all(one_by_one, "alone")
     assert len({tuple(result.tokens) for result in alone}) == NUM_SEQUENCES
 
-    harness = load(checkpoint)
+    harness = load(checkpoint, **config)
     assert same(run_all(harness, "batched"), alone)
     again = run_all(harness, "cached")
-    assert same(again, alone) and again[-1].cached_tokens >= 96
-    assert same(run_all(load(checkpoint, chunked_prefill_size=5), "chunked"), alone)
+    # Of a prompt of 128 tokens all but the last block, which is computed again for its logits.
+    assert same(again, alone) and again[-1].cached_tokens == 112
+    for chunk in (5, 16):
+        assert same(run_all(load(checkpoint, chunked_prefill_size=chunk, **config), "chunked"), alone)
+    for block_size in (1, 7, 64):
+        assert same(run_all(load(checkpoint, block_size=block_size, **config), "blocks"), alone)
 
-    # The longest sequence takes 148 tokens, all together more than three times as much.
-    tight = load(checkpoint, max_total_tokens=160)
+    # The longest sequence takes 152 tokens, all together more than three times as much.
+    tight = load(checkpoint, max_total_tokens=160, **config)
     assert same(run_all(tight, "preempted"), alone)
     assert tight.engine._scheduler.num_preempted > 0
+
+
+def test_alone_batched_chunked_cached_and_preempted_give_the_same_bits(checkpoint: Path) -> None:
+    check_all_ways(checkpoint)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_same_for_other_families_and_caches(other_family: Path, dtype: str) -> None:
+    check_all_ways(other_family, kv_cache_dtype=dtype)
 
 
 def test_expert_traffic_is_what_the_model_read(checkpoint: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import transformers
@@ -51,7 +53,29 @@ def logits_and_routing(model, ids):
     return logits, torch.cat(routing, dim=1)
 
 
-def test_logits_and_greedy_tokens_equal_transformers(demo, greedy):
+@pytest.fixture(scope="module")
+def reference(demo):
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        demo, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
+    ).eval()
+
+
+def test_free_running_greedy_tokens_equal_those_of_generate(reference, greedy):
+    """Each with its own cache and its own tokens fed back, 200 of them."""
+    ids, _ = greedy
+    inputs = ids[None, :-NEW_TOKENS].long()
+    with torch.no_grad():
+        answer = reference.generate(
+            inputs,
+            attention_mask=torch.ones_like(inputs),
+            do_sample=False,
+            max_new_tokens=NEW_TOKENS,
+            min_new_tokens=NEW_TOKENS,
+        )
+    assert torch.equal(answer[0].int(), ids)
+
+
+def test_logits_and_greedy_tokens_equal_transformers(reference, greedy):
     """200 tokens, by induction: each is the argmax of transformers' logits after the same tokens.
 
     The demo's routers are meant to be saturated: sigmoid(x) is 1 or 0 in float32 from |x| = 17 on. A token with a
@@ -59,13 +83,10 @@ def test_logits_and_greedy_tokens_equal_transformers(demo, greedy):
     it: logits are compared up to the first such token.
     """
     ids, logits = greedy
-    reference = transformers.AutoModelForCausalLM.from_pretrained(
-        demo, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
-    ).eval()
     expected, routing = logits_and_routing(reference, ids[:-1])
     assert torch.equal(expected.argmax(-1)[-NEW_TOKENS:].int(), ids[-NEW_TOKENS:])
 
-    exact, exact_routing = logits_and_routing(reference.double(), ids[:-1])
+    exact, exact_routing = logits_and_routing(copy.deepcopy(reference).double(), ids[:-1])
     routing_noise = NOISE_FACTOR * (routing - exact_routing).abs().median()
     unsaturated = (exact_routing.abs().amin(1) < 17 + routing_noise).nonzero()
     end = int(unsaturated[0]) if len(unsaturated) else len(exact)

@@ -110,6 +110,25 @@ VARIANTS = [
         COMMON | GQA | RAGGED | {"num_experts": 8, "num_experts_per_tok": 3, "norm_topk_prob": True},
     ),
     Variant(
+        "qwen3_bias_bf16",
+        "qwen3_moe",
+        "bf16",
+        COMMON
+        | GQA
+        | {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "norm_topk_prob": False}
+        | {"attention_bias": True, "decoder_sparse_step": 2},
+    ),
+    Variant(
+        "qwen3_int4",
+        "qwen3_moe",
+        "int4",
+        COMMON
+        | GQA
+        | {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64, "norm_topk_prob": True},
+    ),
+    Variant("glm_fp8", "glm4_moe", "fp8", SIGMOID_MOE | GQA | RAGGED | {"attention_bias": True}),
+    Variant("mixtral_fp8", "mixtral", "fp8", COMMON | {"num_key_value_heads": 2, "num_local_experts": 4} | RAGGED),
+    Variant(
         "mixtral_tied",
         "mixtral",
         "f32",
