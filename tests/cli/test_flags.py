@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from proa.cli import serve
 from proa.cli.flags import FLAGS, by_owner, default_of, default_text
 from proa.cli.main import app
+from proa.convert.demo_path import demo_model_path
 from proa.core.errors import ConfigError, ProaError
 
 ROOT = Path(__file__).parents[2]
@@ -113,6 +114,17 @@ def test_the_commands_import_neither_torch_nor_native_code():
     code = (
         "import sys, proa.cli.main, proa.launch_server, proa.server.launch; "
         "sys.exit(', '.join(m for m in ('torch', 'transformers', 'numpy', 'proa.native') if m in sys.modules) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_serving_a_demo_model_that_is_there_imports_nothing_slow(tmp_path, monkeypatch):
+    monkeypatch.setenv("PROA_CACHE_DIR", str(tmp_path))
+    demo_model_path().mkdir(parents=True)
+    code = (
+        "import sys, proa.server.launch; from proa.cli import main, serve; serve.compose('demo', {}); "
+        "sys.exit(', '.join(m for m in ('httpx', 'numpy', 'proa.convert.demo_model') if m in sys.modules) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -14,7 +14,8 @@ import torch
 import transformers
 
 from proa.convert import demo_model, demo_source
-from proa.convert.demo_model import demo_model_path, ensure_demo_model
+from proa.convert.demo_model import ensure_demo_model
+from proa.convert.demo_path import demo_model_path
 from proa.convert.demo_source import DemoSource, fetch_gguf
 from proa.core.env import cache_dir
 from proa.core.errors import CheckpointError, ConfigError

@@ -7,9 +7,8 @@ import inspect
 import json
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import httpx
 import typer
 
 from proa.cli import console
@@ -18,6 +17,9 @@ from proa.cli.bench_report import Report, print_report
 from proa.cli.client import Endpoint
 from proa.core import env
 from proa.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    import httpx
 
 __all__ = ["app"]
 
@@ -65,6 +67,8 @@ def serve(
 
         proa bench serve --num-prompts 99 --request-rate 2 --max-concurrency 8
     """
+    import httpx  # here: it is slow to import, and `proa serve` does without
+
     if not request_rate > 0:
         raise ConfigError("--request-rate", "a number above 0, or inf", request_rate)
     key = api_key or env.api_key()
@@ -106,6 +110,8 @@ app.command("serve", help=console.help_text(inspect.getdoc(serve) or ""))(serve)
 
 def _vocab_size(client: httpx.Client, endpoint: Endpoint) -> int:
     """Vocabulary size from /get_server_info; 1000 where the server does not tell (every real vocabulary is larger)."""
+    import httpx  # here: it is slow to import, and `proa serve` does without
+
     try:
         info = client.get(endpoint.url("/get_server_info"), headers=endpoint.headers()).json()
         return int(info["vocab_size"])

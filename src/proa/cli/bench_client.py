@@ -8,11 +8,13 @@ import random
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-
-import httpx
+from typing import TYPE_CHECKING
 
 from proa.cli.client import Endpoint, parse_event, request_error
 from proa.core.errors import ProaError
+
+if TYPE_CHECKING:
+    import httpx
 
 __all__ = ["Load", "Request", "Result", "make_requests", "run_load"]
 
@@ -68,6 +70,8 @@ def make_requests(load: Load, seed: int, count: int) -> list[Request]:
 
 async def run_load(endpoint: Endpoint, model: str, load: Load) -> tuple[list[Result], float]:
     """Send the load; results in the order of the requests, and the duration in seconds without the warm-up."""
+    import httpx  # here: it is slow to import, and `proa serve` does without
+
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=load.max_concurrency or 100)
     timeout = httpx.Timeout(None, connect=10.0)
     async with httpx.AsyncClient(trust_env=False, timeout=timeout, limits=limits) as client:
@@ -93,6 +97,8 @@ async def run_load(endpoint: Endpoint, model: str, load: Load) -> tuple[list[Res
 
 
 async def _send(client: httpx.AsyncClient, endpoint: Endpoint, model: str, request: Request) -> Result:
+    import httpx  # here: it is slow to import, and `proa serve` does without
+
     payload = {
         "model": model,
         "prompt": request.token_ids,

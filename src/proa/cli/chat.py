@@ -7,9 +7,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import httpx
 import typer
 from rich.markup import escape
 
@@ -19,6 +18,9 @@ from proa.cli.flags import DEMO
 from proa.cli.local_server import local_server
 from proa.core import env
 from proa.core.errors import ProaError
+
+if TYPE_CHECKING:
+    import httpx
 
 __all__ = ["Answer", "Conversation", "register"]
 
@@ -75,6 +77,8 @@ class Conversation:
         Raises:
             ProaError: the server refused or broke off; the turn is then taken back.
         """
+        import httpx  # here: it is slow to import, and `proa serve` does without
+
         self.messages.append({"role": "user", "content": prompt})
         answer = Answer()
         start = time.perf_counter()
@@ -178,6 +182,8 @@ def chat(
 
         proa chat demo --prompt "What is the capital of France?"
     """
+    import httpx  # here: it is slow to import, and `proa serve` does without
+
     target = target or env.base_url() or DEMO
     if temperature is None and target == DEMO:
         temperature = 0.0  # a model this small wanders when it is sampled

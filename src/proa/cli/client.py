@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
-
-import httpx
+from typing import TYPE_CHECKING, Any
 
 from proa.core.errors import ProaError, UnavailableError
+
+if TYPE_CHECKING:
+    import httpx
 
 __all__ = ["Endpoint", "parse_event", "request_error"]
 
@@ -40,6 +41,8 @@ class Endpoint:
         Raises:
             ProaError: the server cannot be reached, refuses, or lists none.
         """
+        import httpx  # here: it is slow to import, and `proa serve` does without
+
         try:
             response = client.get(self.url("/v1/models"), headers=self.headers())
         except httpx.HTTPError as error:

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import httpx
 import typer
 
 from proa.cli.client import Endpoint
@@ -73,6 +72,8 @@ def _start(model: str, endpoint: Endpoint, flags: Sequence[str]) -> subprocess.P
 
 
 def _wait_ready(process: subprocess.Popen[bytes], endpoint: Endpoint) -> None:
+    import httpx  # here: it is slow to import, and `proa serve` does without
+
     with httpx.Client(trust_env=False, timeout=5.0) as client:
         while process.poll() is None:
             try:

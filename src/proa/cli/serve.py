@@ -15,6 +15,7 @@ import typer
 from proa.cli import console
 from proa.cli.flags import DEMO, FLAGS, Flag, by_owner, check_ranges, default_text
 from proa.cli.loading import ByteDisplay, EngineDisplay
+from proa.convert.demo_path import demo_model_path
 from proa.core import env
 from proa.core.errors import CheckpointError
 from proa.core.logging import configure
@@ -137,7 +138,10 @@ def _model_directory(model: str) -> Path:
 
 
 def _demo_model() -> Path:
-    from proa.convert.demo_model import ensure_demo_model  # here: it needs numpy, which the API process does not
+    path = demo_model_path()
+    if path.is_dir():
+        return path
+    from proa.convert.demo_model import ensure_demo_model  # here: it needs numpy, which is slow to import
 
     display = ByteDisplay()
     try:

@@ -29,16 +29,14 @@ from typing import Any
 
 import numpy as np
 
+from proa.convert.demo_path import demo_model_path
 from proa.convert.demo_source import DemoSource, fetch_gguf
 from proa.convert.encoding import FORMATS, encode, quantization_config
 from proa.convert.writer import CheckpointWriter
-from proa.core.env import cache_dir as default_cache_dir
 from proa.core.errors import CheckpointError, ConfigError, ProaError
 from proa.weights.progress import LoadProgress, LoadStatus
 
-__all__ = ["demo_model_path", "ensure_demo_model"]
-
-MODEL_NAME = "smollm2-135m-moe"
+__all__ = ["ensure_demo_model"]
 
 NUM_SLICES = 8
 NUM_SHARED = 4
@@ -46,13 +44,6 @@ EXPERT_WIDTH = 128
 NUM_DENSE_LAYERS = 1
 ROUTER_SCALE = 1e6
 ROUTER_SEED = 20250
-
-
-def demo_model_path(cache_dir: Path | None = None, *, format: str = "bf16", all_linears: bool = False) -> Path:  # noqa: A002
-    """Where `ensure_demo_model` puts the checkpoint; it may not exist yet."""
-    suffix = "" if format == "bf16" else f"-{format}"
-    base = default_cache_dir() if cache_dir is None else cache_dir
-    return base / "models" / f"{MODEL_NAME}{suffix}{'-all' if all_linears else ''}"
 
 
 def ensure_demo_model(
