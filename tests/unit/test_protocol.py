@@ -8,7 +8,13 @@ from pydantic import ValidationError
 
 from proa.core.errors import CheckpointError, ContextLengthError, QueueFullError, UnavailableError, UserError
 from proa.server.errors import describe, invalid_request
-from proa.server.protocol import ChatCompletionRequest, CompletionRequest, TokenizeRequest
+from proa.server.protocol import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    StreamOptions,
+    TokenizeRequest,
+)
 from proa.server.sampling import SamplingDefaults, SequenceLimits, build_sampling
 
 LIMITS = SequenceLimits(max_model_len=100, vocab_size=50, eos_token_ids=frozenset({2, 60}))
@@ -77,6 +83,12 @@ class TestSampling:
         for request, tokens in ((chat(max_tokens=91), 10), (chat(), 100), (chat(max_tokens=1), 100)):
             with pytest.raises(ContextLengthError, match="100 tokens"):
                 sampling(request, tokens)
+        for request, field in ((chat(), "messages"), (parse(CompletionRequest, prompt="a"), "prompt")):
+            with pytest.raises(ContextLengthError) as caught:
+                build_sampling(
+                    request, SamplingDefaults(), LIMITS, prompt_tokens=100, max_new_tokens=1, num_logprobs=None
+                )
+            assert caught.value.param == field
         with pytest.raises(UserError, match="min_tokens"):
             sampling(chat(min_tokens=91))
 
@@ -100,14 +112,29 @@ class TestRequests:
             chat(logit_bias={str(index): 1 for index in range(1025)})
 
     def test_nulls_are_defaults(self):
-        fields = ChatCompletionRequest.model_fields.keys() - {"messages", "continue_final_message"}
-        assert chat(**dict.fromkeys(fields)) == chat()
+        assert chat(**dict.fromkeys(ChatCompletionRequest.model_fields.keys() - {"messages"})) == chat()
+        for model, given in (
+            (CompletionRequest, {"prompt": "a"}), (TokenizeRequest, {"prompt": "a"}), (DetokenizeRequest, {"tokens": []})
+        ):  # fmt: skip
+            assert parse(model, **{**dict.fromkeys(model.model_fields), **given}) == parse(model, **given)
+        assert parse(StreamOptions, include_usage=None) == StreamOptions()
 
     def test_prompts(self):
         assert parse(CompletionRequest, prompt="a").prompts == ["a"]
         assert parse(CompletionRequest, prompt=["a", "b"]).prompts == ["a", "b"]
         assert parse(CompletionRequest, prompt=[1, 2]).prompts == [[1, 2]]
         assert parse(CompletionRequest, prompt=[[1], [2, 3]]).prompts == [[1], [2, 3]]
+
+    @pytest.mark.parametrize("prompt", [5, None, [-1], [1, "a"], ["a"] * 129, [True], [[2**31]], "\0", {"a": 1}])
+    def test_wrong_prompts_are_told_all_forms(self, prompt: Any):
+        with pytest.raises(UserError, match=r"^\[prompt\] expected text, token ids from 0 .* at most 128 of either"):
+            parse(CompletionRequest, prompt=prompt)
+
+    def test_penalties_that_leave_float32_are_refused(self):
+        assert chat(repetition_penalty=1e-6).repetition_penalty == 1e-6
+        for value in (5e-324, 1e-40, 0.0):
+            with pytest.raises(UserError, match="repetition_penalty"):
+                chat(repetition_penalty=value)
 
     def test_messages_for_templates(self):
         call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}

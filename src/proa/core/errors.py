@@ -49,9 +49,9 @@ class UserError(ProaError):
 class ContextLengthError(UserError):
     """The prompt, or the prompt with max_tokens, does not fit the context."""
 
-    def __init__(self, prompt_tokens: int, max_tokens: int, limit: int) -> None:
+    def __init__(self, where: str, prompt_tokens: int, max_tokens: int, limit: int) -> None:
         super().__init__(
-            "messages",
+            where,
             f"prompt + max_tokens <= {limit} tokens",
             f"{prompt_tokens} + {max_tokens} = {prompt_tokens + max_tokens}",
             "shorten the prompt or lower max_tokens",

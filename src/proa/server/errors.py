@@ -107,6 +107,8 @@ def invalid_request(error: ValidationError) -> UserError:
         return UserError(param, "a value", "none", code="missing_required_parameter")
     if first["type"] == "json_invalid":
         return UserError("body", "a JSON object", first["msg"][:200], code="invalid_json")
+    if first["type"] == "too_short":
+        expected = "at least one item"
     return UserError(param, expected[:500], _shorten(first.get("input")))
 
 

@@ -7,7 +7,7 @@ that would be dangerous are refused, and so are fields whose silent loss would c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 import msgspec
 from pydantic import (
@@ -17,6 +17,9 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     field_validator,
     model_validator,
 )
@@ -45,6 +48,8 @@ MAX_MESSAGES = 10_000
 MAX_PARTS = 1000
 MAX_PROMPT_IDS = 2_000_000
 MAX_TEMPLATE_VARIABLES = 32
+# A logit divided by less leaves float32.
+MIN_REPETITION_PENALTY = 1e-6
 
 _FORBIDDEN = ("prompt_embeds", "custom_logit_processor", "logits_processors", "lora_path", "chat_template")
 _UNSUPPORTED = (
@@ -74,6 +79,9 @@ Text = Annotated[str, AfterValidator(_no_nul)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Integer = Annotated[int, Field(strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
+# Clients with a field for everything send null for what was not set.
+Off = Annotated[Flag, BeforeValidator(lambda value: False if value is None else value)]
+On = Annotated[Flag, BeforeValidator(lambda value: True if value is None else value)]
 TokenId = Annotated[int, Field(strict=True, ge=0, le=MAX_TOKEN_ID)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True), _at_most(MAX_PROMPT_IDS)]
 Name = Annotated[str, StringConstraints(max_length=1024)]
@@ -86,8 +94,8 @@ class _Model(BaseModel):
 class StreamOptions(_Model):
     """When the usage is sent in a stream."""
 
-    include_usage: Flag = False
-    continuous_usage_stats: Flag = False
+    include_usage: Off = False
+    continuous_usage_stats: Off = False
 
 
 class GenerationRequest(_Model):
@@ -95,6 +103,9 @@ class GenerationRequest(_Model):
 
     # Kept only to refuse what must not be ignored.
     model_config = ConfigDict(extra="allow", frozen=True, hide_input_in_errors=True)
+
+    # The field that holds the prompt, for errors.
+    PROMPT_FIELD: ClassVar[str]
 
     model: Name | None = None
     stream: Flag | None = None
@@ -109,7 +120,7 @@ class GenerationRequest(_Model):
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[Number, Field(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[Number, Field(ge=MIN_REPETITION_PENALTY, le=100)] | None = None
     seed: Annotated[Integer, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: Annotated[str | list[str] | None, _at_most(MAX_STOPS)] = None
     stop_token_ids: Annotated[list[TokenId] | None, _at_most(MAX_STOP_TOKENS)] = None
@@ -243,7 +254,7 @@ class _Conversation(_Model):
 
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True), _at_most(MAX_MESSAGES)]
     add_generation_prompt: Flag | None = None
-    continue_final_message: Flag = False
+    continue_final_message: Off = False
     chat_template_kwargs: TemplateVariables | None = None
 
     @model_validator(mode="after")
@@ -262,6 +273,7 @@ class ChatCompletionRequest(GenerationRequest, _Conversation):
     """POST /v1/chat/completions."""
 
     model_config = GenerationRequest.model_config
+    PROMPT_FIELD: ClassVar[str] = "messages"
 
     max_completion_tokens: Annotated[Integer, Field(ge=1, le=MAX_TOKEN_ID)] | None = None
     logprobs: Flag | None = None
@@ -287,20 +299,34 @@ class ChatCompletionRequest(GenerationRequest, _Conversation):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-Prompt = (
+def _check_prompt(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    """One error for all four forms: those of a union name the last form that was tried."""
+    try:
+        return handler(value)
+    except ValidationError:
+        text = (
+            f"text, token ids from 0 to {MAX_TOKEN_ID} (at most {MAX_PROMPT_IDS}), or at most {MAX_CHOICES} of either"
+        )
+        raise ValueError(f"{text}, without NUL characters") from None
+
+
+Prompt = Annotated[
     Text
     | TokenIds
     | Annotated[list[Text], Field(fail_fast=True), _at_most(MAX_CHOICES)]
-    | Annotated[list[TokenIds], Field(fail_fast=True), _at_most(MAX_CHOICES)]
-)
+    | Annotated[list[TokenIds], Field(fail_fast=True), _at_most(MAX_CHOICES)],
+    WrapValidator(_check_prompt),
+]
 
 
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions."""
 
+    PROMPT_FIELD: ClassVar[str] = "prompt"
+
     prompt: Prompt
-    echo: Flag = False
-    add_special_tokens: Flag = True
+    echo: Off = False
+    add_special_tokens: On = True
     logprobs: Annotated[Integer, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
     @model_validator(mode="after")
@@ -330,11 +356,11 @@ class TokenizeRequest(_Model):
     prompt: Text | None = None
     content: Text | None = None
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True), _at_most(MAX_MESSAGES)] | None = None
-    add_special_tokens: Flag = True
+    add_special_tokens: On = True
     add_generation_prompt: Flag | None = None
-    continue_final_message: Flag = False
+    continue_final_message: Off = False
     chat_template_kwargs: TemplateVariables | None = None
-    return_token_strs: Flag = False
+    return_token_strs: Off = False
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
@@ -366,11 +392,11 @@ class DetokenizeRequest(_Model):
 
     model: Name | None = None
     tokens: TokenIds
-    skip_special_tokens: Flag = False
+    skip_special_tokens: Off = False
 
 
 class AbortRequest(_Model):
     """POST /abort_request: `rid` is a response id, the request's `rid` or its X-Request-Id."""
 
     rid: Name = ""
-    abort_all: Flag = False
+    abort_all: Off = False

@@ -87,7 +87,7 @@ def build_sampling(
     room = limits.max_model_len - prompt_tokens
     max_tokens = max_new_tokens if max_new_tokens is not None else max(room, 1)
     if max_tokens > room:
-        raise ContextLengthError(prompt_tokens, max_tokens, limits.max_model_len)
+        raise ContextLengthError(request.PROMPT_FIELD, prompt_tokens, max_tokens, limits.max_model_len)
     min_tokens = request.min_tokens or 0
     if min_tokens > max_tokens:
         raise UserError("min_tokens", f"at most {max_tokens}", min_tokens)
