@@ -117,6 +117,25 @@ class TestEngineDeath:
         lines = [line for line in server.log().splitlines() if "starting it again" in line]
         assert [float(line.rsplit(" in ", 1)[1].split()[0]) for line in lines] == [0.4, 0.8]
 
+    def test_hang(self, start_server):
+        server = start_server(server={"watchdog_timeout": 1.0, "restart_backoff": 0.2})
+        first = server.engine_pid()
+        with streaming(server) as lines:
+            os.kill(first, signal.SIGSTOP)
+            rest = events(lines)
+        assert "no sign of life for 1 s" in rest[-2]["error"]["message"] and rest[-1] == "[DONE]"
+        server.wait(lambda: len(server.journal("started")) == 2)
+        server.wait_ready()
+        assert not is_alive(first) and server.engine_pid() != first
+
+    def test_pause_of_the_server_is_no_hang_of_the_engine(self, start_server):
+        server = start_server(server={"watchdog_timeout": 1.0})
+        server.process.send_signal(signal.SIGSTOP)
+        time.sleep(2.0)
+        server.process.send_signal(signal.SIGCONT)
+        time.sleep(1.5)
+        assert server.status() == 200 and len(server.journal("started")) == 1
+
     def test_user_error_ends_the_server(self, start_server):
         server = start_server(ready=False, engine={"start_fault": "user"})
         assert server.exit_code() == 3

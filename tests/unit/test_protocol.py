@@ -113,9 +113,8 @@ class TestRequests:
 
     def test_nulls_are_defaults(self):
         assert chat(**dict.fromkeys(ChatCompletionRequest.model_fields.keys() - {"messages"})) == chat()
-        for model, given in (
-            (CompletionRequest, {"prompt": "a"}), (TokenizeRequest, {"prompt": "a"}), (DetokenizeRequest, {"tokens": []})
-        ):  # fmt: skip
+        requests = [(CompletionRequest, {"prompt": "a"}), (TokenizeRequest, {"prompt": "a"})]
+        for model, given in [*requests, (DetokenizeRequest, {"tokens": []})]:
             assert parse(model, **{**dict.fromkeys(model.model_fields), **given}) == parse(model, **given)
         assert parse(StreamOptions, include_usage=None) == StreamOptions()
 

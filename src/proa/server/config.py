@@ -25,6 +25,8 @@ class ServerConfig:
         long it may leave a full send buffer untouched.
     keepalive_interval: silence on a stream after which a comment line is sent.
     drain_timeout: how long running requests may go on after SIGTERM.
+    watchdog_timeout: silence of a ready engine after which it is killed and started again; longer than its longest
+        step.
     restart_backoff, max_restart_backoff: first and longest wait before the engine is started again; doubled each time.
     max_start_attempts: starts in a row that may fail before the server gives up on an engine that never was ready.
     """
@@ -50,6 +52,7 @@ class ServerConfig:
     keep_alive_timeout: float = 30.0
     keepalive_interval: float = 10.0
     drain_timeout: float = 60.0
+    watchdog_timeout: float = 300.0
     restart_backoff: float = 1.0
     max_restart_backoff: float = 60.0
     max_start_attempts: int = 3

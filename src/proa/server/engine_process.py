@@ -28,6 +28,7 @@ logger = logging.getLogger("proa.server.engine")
 
 _STOP_SECONDS = 5.0
 _DIRECTORY_PREFIX = "proa-"
+_WATCHDOG_TICKS = 10
 
 
 class EngineState(enum.StrEnum):
@@ -72,6 +73,8 @@ class EngineProcess:
     Args:
         command: program and arguments of the engine.
         config: JSON object it reads on stdin; `to_engine`, `from_engine` and `parent_pid` are filled in here.
+        watchdog_timeout: seconds of silence after which an engine that was ready is killed. It sends something at
+            every step, and every second when idle.
         on_message: called with each message of the engine.
         on_down: called with a reason whenever an engine that was started is gone.
         on_status: called with each new status.
@@ -83,6 +86,7 @@ class EngineProcess:
         config: bytes,
         *,
         policy: RestartPolicy,
+        watchdog_timeout: float,
         on_message: Callable[[FromEngine], None],
         on_down: Callable[[str], None],
         on_status: Callable[[EngineStatus], None],
@@ -90,12 +94,15 @@ class EngineProcess:
         self._command = command
         self._config = _parse_config(config)
         self._policy = policy
+        self._watchdog_timeout = watchdog_timeout
         self._on_message = on_message
         self._on_down = on_down
         self._on_status = on_status
         self._outgoing: asyncio.Queue[ToEngine] = asyncio.Queue()
         self._process: asyncio.subprocess.Process | None = None
         self._fatal: Fatal | None = None
+        self._silent_ticks = 0
+        self._is_stalled = False
         self._directory: Path | None = None
         self._ready_since: float | None = None
         self._ever_ready = False
@@ -147,6 +154,8 @@ class EngineProcess:
         return self._ready_since is not None and time.monotonic() - self._ready_since > self._policy.longest
 
     def _end_reason(self, code: int) -> str:
+        if self._is_stalled:
+            return f"the engine process gave no sign of life for {self._watchdog_timeout:g} s and was killed"
         return self._fatal.message if self._fatal is not None else f"the engine process {_describe_exit(code)}"
 
     def _finished(self, failures: int, reason: str) -> bool:
@@ -164,6 +173,7 @@ class EngineProcess:
         """Start an engine and serve it until its end. Returns why it ended."""
         assert self._directory is not None
         self._fatal = None
+        self._is_stalled = False
         self._outgoing = asyncio.Queue()
         addresses = EngineAddresses.in_directory(self._directory, f"engine-{generation}")
         endpoint = ClientEndpoint(addresses)
@@ -173,7 +183,8 @@ class EngineProcess:
             process = self._process = await self._spawn(addresses)
             logger.info("engine process %d started", process.pid)
             self._set(pid=process.pid)
-            tasks = [asyncio.create_task(self._send_all(endpoint)), asyncio.create_task(self._receive_all(endpoint))]
+            work = (self._send_all(endpoint), self._receive_all(endpoint), self._watch())
+            tasks = [asyncio.create_task(coroutine) for coroutine in work]
             code = await process.wait()
             # What it said last (Fatal) may still be on its way through the socket.
             await asyncio.wait(tasks, timeout=0.1)
@@ -217,6 +228,7 @@ class EngineProcess:
     async def _receive_all(self, endpoint: ClientEndpoint) -> None:
         while True:
             message = await endpoint.receive()
+            self._silent_ticks = 0
             match message:
                 case Loading():
                     self._set(state=EngineState.LOADING, bytes_done=message.bytes_done, bytes_total=message.bytes_total)
@@ -229,6 +241,21 @@ class EngineProcess:
                 case Fatal():
                     self._fatal = message
             self._on_message(message)
+
+    async def _watch(self) -> None:
+        """Kill an engine that stopped reporting; `_run_once` sees it end.
+
+        Silence is counted in ticks, not read from a clock: while this process itself is stopped (Ctrl-Z) it is not
+        the engine that is late.
+        """
+        self._silent_ticks = 0
+        while True:
+            await asyncio.sleep(self._watchdog_timeout / _WATCHDOG_TICKS)
+            self._silent_ticks += 1
+            if self._silent_ticks > _WATCHDOG_TICKS and self.status.state is EngineState.READY:
+                self._is_stalled = True
+                self.kill()
+                return
 
     async def _ask_to_end(self, endpoint: ClientEndpoint) -> None:
         """Shutdown by message: the engine leaves SIGTERM to us. One that loads would not hear it."""

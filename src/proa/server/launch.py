@@ -104,6 +104,7 @@ class _ApiProcess:
             command,
             engine_config,
             policy=RestartPolicy(config.restart_backoff, config.max_restart_backoff, config.max_start_attempts),
+            watchdog_timeout=config.watchdog_timeout,
             on_message=self._engine_message,
             on_down=self._engine_down,
             on_status=self._engine_status,
