@@ -100,6 +100,23 @@ FLAGS: tuple[Flag, ...] = (
         sglang=("--sampling-defaults",),
     ),
     Flag(
+        "--kt-weight-path",
+        "engine",
+        "expert_path",
+        str,
+        "GGUF file, or directory of one GGUF model, to read the routed experts from.",
+        unset="MODEL",
+        sglang=("--kt-weight-path",),
+    ),
+    Flag(
+        "--kt-method",
+        "engine",
+        "expert_method",
+        str,
+        "Format of the routed experts: as stored (auto), or LLAMAFILE, which insists on --kt-weight-path.",
+        sglang=("--kt-method",),
+    ),
+    Flag(
         "--max-running-requests",
         "engine",
         "max_running_requests",

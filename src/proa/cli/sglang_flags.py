@@ -11,6 +11,7 @@ import difflib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from proa.cli.flags import FLAGS, Flag
@@ -38,10 +39,6 @@ _FORMAT = "the weight format is read from the checkpoint, tensor by tensor"
 _ONE_MACHINE = "proa is one process on one machine; nothing is split"
 
 FOREIGN: tuple[ForeignFlag, ...] = (
-    ForeignFlag(
-        ("--kt-weight-path",), 1, "experts are read from the model directory as they are, nothing is converted"
-    ),
-    ForeignFlag(("--kt-method",), 1, _FORMAT),
     ForeignFlag(("--kt-threadpool-count",), 1, "threads are pinned to cores found at start; see `proa doctor`"),
     ForeignFlag(("--kt-numa-nodes",), "+", "threads are pinned to cores found at start; see `proa doctor`"),
     ForeignFlag(("--kt-num-gpu-experts",), 1, _ALL_ON_CPU),
@@ -137,6 +134,7 @@ def parse(arguments: Sequence[str]) -> Launch:
         if flag.refused:
             raise UnsupportedError(flag.names[0], "a flag proa has", f"this one: {flag.meaning}", "leave it out")
         notes.append(f"{flag.names[0]}: {flag.meaning}")
+    _expert_source(values, notes)
     _limit_threads(values, notes)
     return Launch(given["model"], values, notes)
 
@@ -184,6 +182,27 @@ def _unknown(argument: str) -> ConfigError:
     names = [n for flag in FLAGS for n in flag.sglang] + [n for flag in FOREIGN for n in flag.names] + list(MODEL_FLAGS)
     nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
     return ConfigError("launch_server", "a known flag", repr(name), f"did you mean {nearest[0]}? --help lists all")
+
+
+def _expert_source(values: dict[str, Any], notes: list[str]) -> None:
+    """LLAMAFILE, or no method and a path to GGUF: experts come from there; else always from the model directory."""
+    method = str(values.pop("--kt-method", "auto"))
+    if method.upper() == "LLAMAFILE":
+        values["--kt-method"] = "LLAMAFILE"
+        return
+    if method != "auto":
+        notes.append(f"--kt-method: {_FORMAT}")
+    path = values.get("--kt-weight-path")
+    if path is not None and (method != "auto" or not _holds_gguf(Path(path))):
+        del values["--kt-weight-path"]
+        notes.append("--kt-weight-path: experts are read from the model directory as they are, nothing is converted")
+
+
+def _holds_gguf(path: Path) -> bool:
+    try:
+        return path.suffix == ".gguf" or any(item.suffix == ".gguf" for item in path.iterdir())
+    except OSError:
+        return False
 
 
 def _limit_threads(values: dict[str, Any], notes: list[str]) -> None:

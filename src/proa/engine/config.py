@@ -23,12 +23,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     context_length: longest prompt + answer in tokens; refused when the KV cache cannot hold it.
     chunked_prefill_size: prompt tokens per forward pass, beside one token of each decoding sequence.
     memory_fraction: share of the available memory, after weights and a reserve, the KV cache may take when auto.
+    expert_path: GGUF file, or directory of one model, the routed experts are read from; None: `model_path`.
+    expert_method: LLAMAFILE insists on `expert_path`; auto reads experts as they are stored.
     random_seed: makes requests without a seed reproducible from run to run; None draws from the OS.
     """
 
     model_path: str
     to_engine: str
     from_engine: str
+    expert_path: str | None = None
+    expert_method: Literal["auto", "LLAMAFILE"] = "auto"
     parent_pid: Annotated[int, Meta(ge=0)] = 0
     max_running_requests: Annotated[int, Meta(ge=1, le=1024)] = 16
     max_total_tokens: _Positive | None = None
@@ -46,9 +50,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def from_json(data: bytes) -> EngineConfig:
         """Decode and check; ConfigError names the field."""
         try:
-            return msgspec.json.decode(data, type=EngineConfig)
+            config = msgspec.json.decode(data, type=EngineConfig)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise ConfigError("engine config", "an EngineConfig as JSON", str(error)) from error
+        if config.expert_method == "LLAMAFILE" and config.expert_path is None:
+            fix = "name the GGUF file, the first of a split model, or their directory"
+            raise ConfigError("expert_method", "--kt-weight-path with LLAMAFILE", "none", fix)
+        return config
 
     def to_json(self) -> bytes:
         """The bytes the engine process reads."""

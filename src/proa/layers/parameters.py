@@ -12,6 +12,7 @@ from proa.core.errors import CheckpointError
 from proa.native.ops import PackedWeight
 from proa.native.runtime import CpuRuntime
 from proa.weights.checkpoint import Checkpoint
+from proa.weights.gguf_experts import GgufExperts
 from proa.weights.linear import RawLinear, linear_tensor_names, read_array, read_linear
 from proa.weights.progress import LoadProgress
 from proa.weights.quantization import FP8_BLOCK
@@ -23,6 +24,7 @@ __all__ = ["ParameterReader"]
 class ParameterReader:
     """Parameters of one checkpoint by name; names are those of config.json's model, without wrapper prefixes.
 
+    Linears that `experts` holds are read from there and not from the checkpoint.
     Tensors are mapped views whose pages are dropped once packed: memory grows by what is packed and little else.
     Every method raises CheckpointError naming the tensor when it is missing or has another shape.
     """
@@ -30,6 +32,7 @@ class ParameterReader:
     checkpoint: Checkpoint
     runtime: CpuRuntime
     progress: LoadProgress
+    experts: GgufExperts | None = None
     _used: set[str] = field(default_factory=set)
 
     def vector(self, name: str, size: int) -> torch.Tensor:
@@ -54,10 +57,15 @@ class ParameterReader:
 
     def raw_linear(self, name: str, out_features: int, in_features: int) -> RawLinear:
         """The weight of a linear `[out_features, in_features]` as stored. Call `packed` once it is copied."""
+        if self.experts is not None and name in self.experts:
+            return self.experts.linear(name, (out_features, in_features))
         return read_linear(self.checkpoint, name, (out_features, in_features))
 
     def packed(self, name: str) -> None:
         """The linear `name` is copied: counts its bytes and drops its pages."""
+        if self.experts is not None and name in self.experts:
+            self.progress.add(self.experts.packed(name))
+            return
         for tensor in linear_tensor_names(self.checkpoint, name):
             self._finish_tensor(tensor)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +21,7 @@ from proa.models.registry import checkpoint_config, decoder_spec
 from proa.moe.traffic import ExpertTraffic
 from proa.native.runtime import CpuRuntime
 from proa.weights.checkpoint import Checkpoint
+from proa.weights.gguf_experts import GgufExperts
 from proa.weights.progress import LoadProgress
 
 __all__ = ["Model", "ModelInfo", "inspect", "load_model"]
@@ -92,21 +94,27 @@ def load_model(
     max_tokens: int,
     max_positions: int,
     progress: LoadProgress | None = None,
+    experts: GgufExperts | None = None,
 ) -> Model:
     """Packs every weight for the CPU, tensor by tensor.
 
+    `experts`: where the routed experts come from instead of `checkpoint`, see `open_gguf_experts`.
     `max_tokens`: largest forward; `max_positions`: longest sequence, at most the model's own limit (else ConfigError).
     Raises CheckpointError naming a tensor that is missing, unexpected or of a wrong shape.
     """
     config = checkpoint_config(checkpoint)
     if not 0 < max_positions <= config.max_position_embeddings:
         raise ConfigError("max_positions", f"1 .. {config.max_position_embeddings}, the model's limit", max_positions)
-    ignored = _ignored(config)
+    ignored = _ignored(config, experts)
     progress = progress or LoadProgress()
-    progress.start(sum(checkpoint.nbytes(n) for n in checkpoint.names if not ignored(n)), "weights")
-    reader = ParameterReader(checkpoint, runtime, progress)
+    expert_bytes = 0 if experts is None else experts.stored_bytes
+    progress.start(sum(checkpoint.nbytes(n) for n in checkpoint.names if not ignored(n)) + expert_bytes, "weights")
+    reader = ParameterReader(checkpoint, runtime, progress, experts)
     spec = decoder_spec(config)
-    with checkpoint.read_ahead():
+    with ExitStack() as stack:
+        stack.enter_context(checkpoint.read_ahead(skip=ignored))
+        if experts is not None:
+            stack.enter_context(experts.read_ahead())
         model = Decoder.load(reader, spec, max_tokens=max_tokens, max_positions=max_positions)
     reader.finish(ignored)
     progress.finish()
@@ -120,8 +128,14 @@ def load_model(
     return model
 
 
-def _ignored(config: ModelConfig) -> Callable[[str], bool]:
-    """Tensors a checkpoint may hold that the model does without: MTP layers, vision, and what is derived anyway."""
+def _ignored(config: ModelConfig, experts: GgufExperts | None) -> Callable[[str], bool]:
+    """Tensors a checkpoint may hold that the model does without.
+
+    MTP layers, vision, what is derived anyway, and routed experts that come from elsewhere.
+    """
     mtp = tuple(f"model.layers.{config.num_layers + i}." for i in range(config.num_mtp_layers))
     prefixes = mtp + VISION_PREFIXES + (("lm_head.",) if config.tie_word_embeddings else ())
-    return lambda name: name.startswith(prefixes) or name.endswith(".rotary_emb.inv_freq")
+    suffix = ".rotary_emb.inv_freq"
+    if experts is None:
+        return lambda name: name.startswith(prefixes) or name.endswith(suffix)
+    return lambda name: name.startswith(prefixes) or name.endswith(suffix) or experts.replaces(name)

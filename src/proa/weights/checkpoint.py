@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,12 +113,15 @@ class Checkpoint:
         return f"{file.path}: {stored}"
 
     @contextmanager
-    def read_ahead(self, window_bytes: int = 1 << 30) -> Iterator[None]:
+    def read_ahead(
+        self, window_bytes: int = 1 << 30, *, skip: Callable[[str], bool] = lambda _: False
+    ) -> Iterator[None]:
         """While a loader reads tensors layer by layer, fault in up to `window_bytes` of what comes next.
 
+        `skip`: names of tensors that are not read.
         Memory grows by little more than the window as long as the loader calls `release`.
         """
-        names = sorted(self._locations, key=self._read_order)
+        names = sorted((name for name in self._locations if not skip(name)), key=self._read_order)
         with ReadAhead([ReadRange(name, self._stored_bytes(name)) for name in names], window_bytes) as read_ahead:
             self._read_ahead = read_ahead
             try:

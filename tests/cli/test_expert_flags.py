@@ -1,0 +1,66 @@
+"""--kt-method and --kt-weight-path, in `proa serve` and in SGLang's command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from proa.cli import serve
+from proa.cli.sglang_flags import parse
+from proa.core.errors import ConfigError
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "gguf").mkdir()
+    (tmp_path / "gguf" / "experts.gguf").touch()
+    (tmp_path / "converted").mkdir()
+    names = {"FILE": "gguf/experts.gguf", "DIR": "gguf", "AMX": "converted", "NONE": "missing"}
+    return {name: str(tmp_path / path) for name, path in names.items()}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "honoured"),
+    [
+        ("LLAMAFILE", "FILE", True),
+        ("llamafile", "DIR", True),
+        ("LLAMAFILE", "NONE", True),  # the engine says what is wrong with it
+        (None, "FILE", True),
+        (None, "DIR", True),
+        (None, "AMX", False),
+        (None, "NONE", False),
+        ("AMXINT4", "AMX", False),
+        ("RAWINT4", "DIR", False),  # a model directory that holds GGUF beside what the method asks for
+    ],
+)
+def test_launch_lines_read_gguf_experts_only_when_they_ask_for_them(paths, method, path, honoured):
+    words = ["--model", "m", "--kt-weight-path", paths[path], *(["--kt-method", method] if method else [])]
+    launch = parse(words)
+    values = {name: value for name, value in launch.values.items() if name.startswith("--kt")}
+    noted = {note.partition(":")[0] for note in launch.notes}
+    assert values.get("--kt-weight-path") == (paths[path] if honoured else None)
+    assert values.get("--kt-method") == ("LLAMAFILE" if method and honoured else None)
+    assert ("--kt-weight-path" in noted) is not honoured
+    assert ("--kt-method" in noted) is (method is not None and not honoured)
+
+
+def test_serve_hands_them_to_the_engine(tmp_path):
+    (tmp_path / "config.json").touch()
+    values = {"--kt-weight-path": "/models/q4.gguf", "--kt-method": "LLAMAFILE"}
+    engine = serve.compose(str(tmp_path), values)[1]
+    assert (engine.expert_path, engine.expert_method) == ("/models/q4.gguf", "LLAMAFILE")
+    assert serve.compose(str(tmp_path), {})[1].expert_path is None
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"--kt-method": "LLAMAFILE"}, "--kt-weight-path with LLAMAFILE"),
+        ({"--kt-method": "RAWINT4"}, "expert_method"),
+    ],
+)
+def test_serve_refuses_a_method_it_cannot_follow(tmp_path, values, message):
+    (tmp_path / "config.json").touch()
+    with pytest.raises(ConfigError, match=message):
+        serve.compose(str(tmp_path), values)
