@@ -59,7 +59,7 @@ def run_engine(config: EngineConfig, load: Loader) -> int:
         logger.info("shutting down")
         return EXIT_OK
     except (CheckpointError, UnsupportedError, ConfigError, MemoryError) as error:
-        logger.error("%s", error)
+        # The API process says it, once.
         endpoint.send(Fatal(str(error) or "out of memory", user=True))
         return EXIT_USER
     except Exception as error:

@@ -165,7 +165,6 @@ class EngineProcess:
         if not user_error and not gave_up:
             return False
         message = fatal.message if fatal is not None else reason
-        logger.error("the engine cannot start: %s", message)
         self._set(state=EngineState.FAILED, message=message, user_error=user_error, pid=0)
         return True
 
