@@ -91,6 +91,15 @@ FLAGS: tuple[Flag, ...] = (
         between=(0, 86_400),
     ),
     Flag(
+        "--watchdog-timeout",
+        "server",
+        "watchdog_timeout",
+        float,
+        "Seconds without a sign of life after which the engine is killed and started again.",
+        between=(1, 86_400),
+        sglang=("--watchdog-timeout",),
+    ),
+    Flag(
         "--sampling-defaults",
         "server",
         "sampling_defaults",
@@ -171,7 +180,7 @@ FLAGS: tuple[Flag, ...] = (
         "engine",
         "chunked_prefill_size",
         int,
-        "Prompt tokens in one forward pass.",
+        "Most prompt tokens in one forward pass; fewer beside running answers on a slow machine.",
         sglang=("--chunked-prefill-size",),
     ),
     Flag(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from proa.engine.config import EngineConfig
 from proa.engine.engine import Engine
 from proa.engine.kv_plan import KVPlan
+from proa.engine.prefill_pace import PrefillPace
 from proa.engine.runner import ForwardModel, Runner
 from proa.engine.scheduler import Scheduler
 from proa.kvcache.layout import KVLayout
@@ -51,11 +52,13 @@ def build_engine(config: EngineConfig, loaded: LoadedModel) -> Engine:
         max_running=config.max_running_requests,
         max_blocks=-(-plan.max_model_len // plan.block_size),
     )
-    scheduler = Scheduler(manager, max_running=config.max_running_requests, chunk_tokens=config.chunked_prefill_size)
+    pace = PrefillPace(config.chunked_prefill_size)
+    scheduler = Scheduler(manager, pace, max_running=config.max_running_requests)
     return Engine(
         runner=runner,
         manager=manager,
         scheduler=scheduler,
+        pace=pace,
         vocab_size=loaded.model.vocab_size,
         eos_token_ids=loaded.eos_token_ids,
         max_model_len=plan.max_model_len,

@@ -21,7 +21,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     parent_pid: the API process; the engine exits when it is gone (0: whoever started the engine).
     max_running_requests: sequences in one forward pass.      max_total_tokens: KV cache size in tokens.
     context_length: longest prompt + answer in tokens; refused when the KV cache cannot hold it.
-    chunked_prefill_size: prompt tokens per forward pass, beside one token of each decoding sequence.
+    chunked_prefill_size: most prompt tokens per forward pass; fewer beside decoding sequences on a slow machine.
     memory_fraction: share of the available memory, after weights and a reserve, the KV cache may take when auto.
     expert_path: GGUF file, or directory of one model, the routed experts are read from; None: `model_path`.
     expert_method: LLAMAFILE insists on `expert_path`; auto reads experts as they are stored.

@@ -10,6 +10,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
+from proa.engine.prefill_pace import PrefillPace
 from proa.engine.request import Request
 from proa.engine.runner import Runner
 from proa.engine.sampler import Draw, LogitsError, draw
@@ -34,6 +35,7 @@ class Engine:
         runner: Runner,
         manager: KVManager,
         scheduler: Scheduler,
+        pace: PrefillPace,
         vocab_size: int,
         eos_token_ids: Sequence[int],
         max_model_len: int,
@@ -42,6 +44,7 @@ class Engine:
         self._runner = runner
         self._manager = manager
         self._scheduler = scheduler
+        self._pace = pace
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
         self._max_model_len = max_model_len
@@ -114,6 +117,8 @@ class Engine:
         scheduled = perf_counter()
         computed = self._forward(chunks, poll) if chunks else []
         forwarded = perf_counter()
+        if all(chunk.live for chunk in chunks):
+            self._pace.observe(sum(chunk.count for chunk in chunks if chunk.count > 1), forwarded - scheduled)
         for chunk, logits in computed:
             self._advance(chunk, logits)
         ended = perf_counter()

@@ -6,6 +6,7 @@ from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from proa.engine.prefill_pace import PrefillPace
 from proa.engine.request import Request
 from proa.kvcache.manager import BlockTable, KVManager
 
@@ -31,9 +32,9 @@ class Chunk:
 class Scheduler:
     """Continuous batching, first come first served.
 
-    Every step takes one token of each decoding sequence and up to `chunk_tokens` prompt tokens of the oldest sequences
-    still in prefill; then waiting requests are admitted while a place, KV blocks for all their tokens and prompt budget
-    are left.
+    Every step takes one token of each decoding sequence and as many prompt tokens as `pace` gives of the oldest
+    sequences still in prefill; then waiting requests are admitted while a place, KV blocks for all their tokens and
+    prompt budget are left.
 
     A decoding sequence that needs a block when none can be evicted preempts the youngest one. Reserving blocks for
     prompt + max_tokens instead would never preempt, but clients leave max_tokens at the rest of the context, so one
@@ -46,10 +47,10 @@ class Scheduler:
     running work, and requests behind it may pass.
     """
 
-    def __init__(self, manager: KVManager, *, max_running: int, chunk_tokens: int) -> None:
+    def __init__(self, manager: KVManager, pace: PrefillPace, *, max_running: int) -> None:
         self._manager = manager
+        self._pace = pace
         self._max_running = max_running
-        self._chunk_tokens = chunk_tokens
         # Both in order of arrival.
         self.waiting: list[Request] = []
         self.running: list[Request] = []
@@ -81,7 +82,7 @@ class Scheduler:
     def schedule(self) -> list[Chunk]:
         """Chunks of the next step, oldest sequence first. Empty only when nothing is left to do."""
         chunks: list[Chunk] = []
-        budget = self._chunk_tokens
+        budget = self._pace.tokens(beside_decoding=any(request.num_remaining == 1 for request in self.running))
         preempted_before = self.num_preempted
         for request in list(self.running):
             if request.table is None:
