@@ -25,6 +25,7 @@ class FakeEndpoint:
     error_event: str = ""
     drop_tokens: int = 0
     vocab_size: int | None = None
+    max_model_len: int | None = None
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -46,6 +47,8 @@ class _Handler(BaseHTTPRequestHandler):
         fake: FakeEndpoint = self.server.fake
         if self.path == "/v1/models":
             self._json(200, {"object": "list", "data": [{"id": "fake-model"}]})
+        elif self.path == "/v1/models/fake-model" and fake.max_model_len:
+            self._json(200, {"id": "fake-model", "max_model_len": fake.max_model_len})
         elif self.path == "/get_server_info" and fake.vocab_size:
             self._json(200, {"vocab_size": fake.vocab_size})
         else:

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from proa.cli.bench_client import Load, Result, make_requests
 from proa.cli.bench_report import Distribution, Report, percentile
 from proa.cli.main import app
+from proa.core.errors import ConfigError
 
 runner = CliRunner()
 LENGTHS = ["--random-input-len", "20", "--random-output-len", "5"]
@@ -45,6 +46,12 @@ def test_table_has_the_rows_people_know(fake_endpoint):
                 "Input token throughput (tok/s)", "Output token throughput (tok/s)", "Total token throughput (tok/s)",
                 "Concurrency", "Mean E2E (ms)", "Median TTFT (ms)", "P99 TPOT (ms)", "Max ITL (ms)"):  # fmt: skip
         assert row in result.stdout
+
+
+def test_a_file_that_cannot_be_written_is_said_before_the_run(fake_endpoint, tmp_path):
+    result = bench(fake_endpoint, "--num-prompts", "2", "--output-file", str(tmp_path / "no" / "runs.jsonl"))
+    assert isinstance(result.exception, ConfigError) and "--output-file" in str(result.exception)
+    assert not fake_endpoint.requests
 
 
 def test_short_answers_count_as_failures(fake_endpoint):

@@ -42,6 +42,25 @@ def test_reasoning_is_dimmed_and_apart_from_the_answer(fake_endpoint, monkeypatc
     assert printed[1][0] == ("\n",)
 
 
+def test_a_server_is_known_by_host_and_port(fake_endpoint, monkeypatch, tmp_path):
+    address = fake_endpoint.url.removeprefix("http://")
+    assert runner.invoke(app, ["chat", address, "--prompt", "?"]).stdout == "Paris\n"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / address).mkdir()
+    with chat_module._endpoint_for(fake_endpoint.url, None) as endpoint:
+        assert endpoint.root == fake_endpoint.url
+
+
+@pytest.mark.parametrize(
+    ("context", "flags", "longest"),
+    [(None, [], 1024), (512, [], 256), (8192, [], 1024), (512, ["--max-tokens", "400"], 400)],
+)
+def test_answers_leave_room_for_the_prompt(fake_endpoint, context, flags, longest):
+    fake_endpoint.max_model_len = context
+    assert runner.invoke(app, ["chat", fake_endpoint.url, "--prompt", "?", *flags]).exit_code == 0
+    assert fake_endpoint.requests[0]["max_tokens"] == longest
+
+
 def test_markup_in_an_answer_is_text(fake_endpoint):
     fake_endpoint.deltas = [{"content": "[bold]a[/bold] [/x]"}]
     result = runner.invoke(app, ["chat", fake_endpoint.url, "--prompt", "?"])

@@ -57,7 +57,7 @@ def test_serve_hands_them_to_the_engine(tmp_path):
     ("values", "message"),
     [
         ({"--kt-method": "LLAMAFILE"}, "--kt-weight-path with LLAMAFILE"),
-        ({"--kt-method": "RAWINT4"}, "expert_method"),
+        ({"--kt-method": "RAWINT4"}, "--kt-method"),
     ],
 )
 def test_serve_refuses_a_method_it_cannot_follow(tmp_path, values, message):

@@ -103,6 +103,21 @@ def test_compose_refuses_a_missing_directory(tmp_path):
         serve.compose(str(tmp_path), {})
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "text"),
+    [
+        ("--threads", 0, "[--threads] expected `int` >= 1, got 0"),
+        ("--memory-fraction", float("nan"), "[--memory-fraction] expected `float`, got nan"),
+        ("--memory-fraction", 2.0, "[--memory-fraction] expected `float` <= 1.0, got 2.0"),
+        ("--block-size", 0, "[--block-size] expected `int` >= 1, got 0"),
+    ],
+)
+def test_a_wrong_engine_value_is_an_error_that_names_the_flag(flag, value, text):
+    with pytest.raises(ConfigError) as caught:
+        serve.compose("demo", {flag: value})
+    assert text in str(caught.value)
+
+
 def test_the_key_comes_from_the_environment_unless_the_flag_names_one(tmp_path, monkeypatch):
     (tmp_path / "config.json").touch()
     monkeypatch.setenv("PROA_API_KEY", "from-environment")

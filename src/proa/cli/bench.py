@@ -71,6 +71,7 @@ def serve(
 
     if not request_rate > 0:
         raise ConfigError("--request-rate", "a number above 0, or inf", request_rate)
+    _check_writable(output_file)
     key = api_key or env.api_key()
     endpoint = Endpoint.parse(url or env.base_url() or "http://127.0.0.1:8000", key)
     with httpx.Client(trust_env=False, timeout=30.0) as client:
@@ -106,6 +107,15 @@ def serve(
 
 
 app.command("serve", help=console.help_text(inspect.getdoc(serve) or ""))(serve)
+
+
+def _check_writable(path: Path | None) -> None:
+    """Before the run, not after it."""
+    try:
+        if path is not None:
+            path.open("a").close()
+    except OSError as error:
+        raise ConfigError("--output-file", "a file that can be written", error) from error
 
 
 def _vocab_size(client: httpx.Client, endpoint: Endpoint) -> int:

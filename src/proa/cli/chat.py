@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,6 +28,8 @@ __all__ = ["Answer", "Conversation", "register"]
 
 _HELP = "/clear forgets the conversation, /retry asks again, /quit leaves; Ctrl-C stops an answer, Ctrl-D leaves"
 _CONNECT_S = 10.0
+_ANSWER_TOKENS = 1024
+_ADDRESS = re.compile(r"[\w.-]+:\d+(/v1)?/?")
 
 
 def register(app: typer.Typer) -> None:
@@ -145,8 +149,9 @@ def _print_delta(delta: dict[str, Any], answer: Answer) -> None:
 
 @contextmanager
 def _endpoint_for(target: str, api_key: str | None) -> Iterator[Endpoint]:
-    """The endpoint at a URL, or that of a server started for a model directory."""
-    if target.startswith(("http://", "https://")):
+    """The endpoint at a URL or HOST:PORT, or that of a server started for a model directory."""
+    is_address = _ADDRESS.fullmatch(target) is not None and not Path(target).exists()
+    if is_address or target.startswith(("http://", "https://")):
         yield Endpoint.parse(target, api_key)
         return
     with local_server(target, api_key) as server:
@@ -164,7 +169,9 @@ def chat(
         float | None,
         typer.Option("--temperature", "-t", min=0.0, help="0 is greedy; default what the server takes, 0 for demo."),
     ] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer in tokens.")] = 1024,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Longest answer in tokens; default 1024, at most half of the context.")
+    ] = None,
     api_key: Annotated[str | None, typer.Option(help="Key of the server; better in PROA_API_KEY.")] = None,
 ) -> None:
     """Talk to a model in the terminal.
@@ -187,14 +194,14 @@ def chat(
     target = target or env.base_url() or DEMO
     if temperature is None and target == DEMO:
         temperature = 0.0  # a model this small wanders when it is sampled
-    sampling: dict[str, Any] = {"max_tokens": max_tokens}
-    if temperature is not None:
-        sampling["temperature"] = temperature
+    sampling: dict[str, Any] = {} if temperature is None else {"temperature": temperature}
     with _endpoint_for(target, api_key or env.api_key()) as endpoint:
         timeout = httpx.Timeout(None, connect=_CONNECT_S)
         # The server is named by the user: a proxy from the environment must not come between.
         with httpx.Client(timeout=timeout, trust_env=False) as client:
             name = model or endpoint.first_model(client)
+            context = endpoint.context_length(client, name) or 2 * _ANSWER_TOKENS
+            sampling["max_tokens"] = max_tokens or max(1, min(_ANSWER_TOKENS, context // 2))
             turns = [{"role": "system", "content": system}] if system else []
             conversation = Conversation(endpoint, name, sampling, turns)
             if prompt is None:

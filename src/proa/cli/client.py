@@ -54,6 +54,16 @@ class Endpoint:
         except (ValueError, LookupError, TypeError) as error:
             raise ProaError(self.root, "a list of models at /v1/models", response.text[:300]) from error
 
+    def context_length(self, client: httpx.Client, model: str) -> int | None:
+        """Most tokens of prompt and answer together, where the server tells (`max_model_len`)."""
+        import httpx  # here: it is slow to import, and `proa serve` does without
+
+        try:
+            answer = client.get(self.url(f"/v1/models/{model}"), headers=self.headers()).json()
+            return int(answer["max_model_len"])
+        except (httpx.HTTPError, ValueError, KeyError, TypeError):
+            return None
+
 
 def parse_event(line: str) -> dict[str, Any] | None:
     """The JSON object of one line of an event stream; None for comments, blank lines, other fields and `[DONE]`.

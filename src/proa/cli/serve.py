@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from proa.cli.flags import DEMO, FLAGS, Flag, by_owner, check_ranges, default_te
 from proa.cli.loading import ByteDisplay, EngineDisplay
 from proa.convert.demo_path import demo_model_path
 from proa.core import env
-from proa.core.errors import CheckpointError
+from proa.core.errors import CheckpointError, ConfigError
 from proa.core.logging import configure
 from proa.engine.config import EngineConfig
 from proa.server.config import ServerConfig
@@ -117,13 +118,26 @@ def compose(model: str, values: Mapping[str, Any]) -> tuple[ServerConfig, Engine
     check_ranges(values)
     # The addresses are made by the API process for each engine it starts.
     given = EngineConfig(model_path=model, to_engine="", from_engine="", **by_owner(values, "engine"))
-    EngineConfig.from_json(given.to_json())  # checks the ranges before anything is built or started
+    _check_engine_config(given, values)  # before anything is built or started
     path = _model_directory(model)
     settings = by_owner(values, "server")
     settings.setdefault("api_key", env.api_key())
     if model == DEMO:
         settings.setdefault("served_model_name", DEMO)
     return ServerConfig(model_path=path, **settings), msgspec.structs.replace(given, model_path=str(path))
+
+
+def _check_engine_config(config: EngineConfig, values: Mapping[str, Any]) -> None:
+    """Raise ConfigError that names the flag, where the config names its field."""
+    try:
+        EngineConfig.from_json(config.to_json())
+    except ConfigError as error:
+        for flag in FLAGS:
+            if flag.owner == "engine" and f"`$.{flag.field}`" in str(error):
+                found = re.search(r"Expected (.*?)(, got .*?)? - at ", str(error))
+                expected = found[1] if found else "a known value"
+                raise ConfigError(flag.name, expected, values[flag.name], "see --help") from error
+        raise
 
 
 def _model_directory(model: str) -> Path:

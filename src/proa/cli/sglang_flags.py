@@ -87,7 +87,6 @@ FOREIGN: tuple[ForeignFlag, ...] = (
     ForeignFlag(("--reasoning-parser",), 1, "reasoning is told apart by the model's family"),
     ForeignFlag(("--tool-call-parser",), 1, "tool calls are not parsed in this version"),
     ForeignFlag(("--tokenizer-path",), 1, "the tokenizer is read from the model directory"),
-    ForeignFlag(("--watchdog-timeout",), 1, "the engine is watched always and restarted when it dies"),
     ForeignFlag(("--schedule-policy",), 1, "requests are served in the order they came"),
     ForeignFlag(("--schedule-conservativeness",), 1, "a request starts when its KV blocks are there"),
     ForeignFlag(("--stream-interval",), 1, "every token is sent as soon as it is there"),

@@ -240,7 +240,7 @@ def _bind(config: ServerConfig) -> socket.socket:
             "host and port",
             "an address that is free",
             f"{config.host}:{config.port} ({error})",
-            "choose another --port",
+            "choose another --host or --port",
         ) from error
     listener.setblocking(False)
     return listener

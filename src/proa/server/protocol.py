@@ -304,10 +304,8 @@ def _check_prompt(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
     try:
         return handler(value)
     except ValidationError:
-        text = (
-            f"text, token ids from 0 to {MAX_TOKEN_ID} (at most {MAX_PROMPT_IDS}), or at most {MAX_CHOICES} of either"
-        )
-        raise ValueError(f"{text}, without NUL characters") from None
+        ids = f"token ids from 0 to {MAX_TOKEN_ID} (at most {MAX_PROMPT_IDS})"
+        raise ValueError(f"text without NUL characters, {ids}, or at most {MAX_CHOICES} of either") from None
 
 
 Prompt = Annotated[
