@@ -12,6 +12,7 @@ from harness import Harness, Result
 from tests.models.variants import VARIANTS, VOCAB, build
 
 from proa.convert.random_model import DIMENSIONS, write_random_model
+from proa.core.errors import ConfigError
 from proa.engine.config import EngineConfig
 from proa.engine.load import load_checkpoint
 
@@ -110,3 +111,11 @@ def test_expert_traffic_is_what_the_model_read(checkpoint: Path) -> None:
     # Panels of 16 rows start on whole cache lines: 2 + 2 of [32, 64], 4 of [64, 32].
     assert 0 <= padding < 8 * 64
     assert 0 < stats.expert_ms < elapsed_ms
+
+
+def test_scratch_memory_counts_as_used(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The reserve, and 16 MB for weights and KV cache: enough for 4096 tokens, but not beside the scratch of 60000.
+    monkeypatch.setattr("proa.engine.load.available_bytes", lambda: 2**30 + 16_000_000)
+    load(checkpoint)
+    with pytest.raises(ConfigError, match="GiB weights and scratch"):
+        load(checkpoint, chunked_prefill_size=60_000)

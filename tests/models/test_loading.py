@@ -15,7 +15,7 @@ from tests.models.variants import VARIANTS
 
 from proa.core.errors import CheckpointError, ConfigError, UnsupportedError
 from proa.kvcache.layout import KVLayout
-from proa.models import inspect, load_model
+from proa.models import inspect, load_model, packed_bytes
 from proa.weights.checkpoint import Checkpoint
 from proa.weights.progress import LoadProgress
 
@@ -242,3 +242,23 @@ def test_token_ids_beyond_the_vocabulary_raise(make_case):
     pager = Pager(make_case(BY_NAME["qwen3"]).model, num_blocks=2)
     with pytest.raises(ValueError, match="embedding_rows"):
         pager.forward([(pager.sequence(4), torch.tensor([1, 96], dtype=torch.int32))])
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_weights_take_what_was_foreseen(variant, make_case):
+    case = make_case(variant)
+    checkpoint = Checkpoint.open(case.path)
+    foreseen = packed_bytes(checkpoint)
+    # Padding: rows to a multiple of 16 in every linear, and whole cache lines; the tiny matrices have 8 rows at least.
+    assert case.model.weight_bytes <= 2 * foreseen
+    assert foreseen <= checkpoint.total_bytes
+
+
+def test_float16_weights_take_twice_their_file(tmp_path, make_case):
+    source = make_case(BY_NAME["mixtral_bf16"]).path
+    shutil.copy(source / "config.json", tmp_path)
+    values = load_file(source / "model.safetensors")
+    extra = {"model.layers.9.self_attn.rotary_emb.inv_freq": torch.zeros(1 << 20)}  # nobody reads it
+    save_file({name: tensor.half() for name, tensor in values.items()} | extra, tmp_path / "model.safetensors")
+    checkpoint = Checkpoint.open(tmp_path)
+    assert packed_bytes(checkpoint) == sum(4 * tensor.numel() for tensor in values.values())

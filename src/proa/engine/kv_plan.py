@@ -36,7 +36,7 @@ class KVPlan:
 def plan_kv(
     config: EngineConfig, layout: KVLayout, *, model_context: int, weight_bytes: int, available_bytes: int
 ) -> KVPlan:
-    """Size the cache from the memory left beside `weight_bytes`, at most what the running requests can fill.
+    """Size the cache from the memory left beside `weight_bytes` (weights and scratch), at most what the running requests can fill.
 
     A context the user asked for must fit; the model's own is lowered to what the cache holds.
 
@@ -50,7 +50,7 @@ def plan_kv(
     token_bytes = kv_bytes_per_token(layout, dtype)
     room = available_bytes - weight_bytes - _RESERVE_BYTES
     numbers = (
-        f"{available_bytes / _GIB:.2f} GiB available, {weight_bytes / _GIB:.2f} GiB weights, "
+        f"{available_bytes / _GIB:.2f} GiB available, {weight_bytes / _GIB:.2f} GiB weights and scratch, "
         f"{_RESERVE_BYTES / _GIB:.2f} GiB reserve, {token_bytes / 1024:.1f} KiB of KV cache per token"
     )
     if config.max_total_tokens is not None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from proa.engine.build import LoadedModel, Report, max_forward_tokens
 from proa.engine.config import EngineConfig
 from proa.engine.kv_plan import plan_kv
 from proa.engine.memory import available_bytes
-from proa.models import inspect, load_model, open_gguf_experts
+from proa.models import inspect, load_model, open_gguf_experts, packed_bytes
 from proa.native.runtime import CpuRuntime
 from proa.weights.checkpoint import Checkpoint
 from proa.weights.progress import LoadProgress, LoadStatus
@@ -23,18 +25,16 @@ def load_checkpoint(config: EngineConfig, report: Report) -> LoadedModel:
     checkpoint = Checkpoint.open(config.model_path)
     model_info = inspect(checkpoint)
     experts = None if config.expert_path is None else open_gguf_experts(checkpoint, config.expert_path)
-    # Kernel layouts have the checkpoint's size; the mapped files are page cache and give way.
-    weight_bytes = checkpoint.total_bytes
-    if experts is not None:
-        weight_bytes -= sum(checkpoint.nbytes(name) for name in checkpoint.names if experts.replaces(name))
-        weight_bytes += experts.max_packed_bytes
-    plan = plan_kv(
+    plan_for = partial(
+        plan_kv,
         config,
         model_info.layout,
         model_context=model_info.max_position_embeddings,
-        weight_bytes=weight_bytes,
+        # The mapped files are page cache and give way.
         available_bytes=available_bytes(),
     )
+    weight_bytes = packed_bytes(checkpoint, experts)
+    plan = plan_for(weight_bytes=weight_bytes)
     runtime = CpuRuntime(config.num_threads)
 
     def on_progress(status: LoadStatus) -> None:
@@ -48,5 +48,7 @@ def load_checkpoint(config: EngineConfig, report: Report) -> LoadedModel:
         progress=LoadProgress(on_progress),
         experts=experts,
     )
+    # The scratch memory of large chunks, known only now, may be more than the reserve.
+    plan = plan_for(weight_bytes=weight_bytes + model.workspace_bytes)
     info = {**plan.notes, "family": model_info.family, "num_threads": str(runtime.num_threads)}
     return LoadedModel(model, model_info.layout, plan, model_info.eos_token_ids, info)

@@ -24,7 +24,7 @@ from proa.weights.checkpoint import Checkpoint
 from proa.weights.gguf_experts import GgufExperts
 from proa.weights.progress import LoadProgress
 
-__all__ = ["Model", "ModelInfo", "inspect", "load_model"]
+__all__ = ["Model", "ModelInfo", "inspect", "load_model", "packed_bytes"]
 
 logger = logging.getLogger("proa.models")
 
@@ -85,6 +85,20 @@ def inspect(checkpoint: Checkpoint) -> ModelInfo:
         num_experts=config.moe.num_experts,
         top_k=config.moe.top_k,
     )
+
+
+def packed_bytes(checkpoint: Checkpoint, experts: GgufExperts | None = None) -> int:
+    """The most that `load_model` takes for weights. Reads headers only.
+
+    Kernel layouts have the size of what is stored, but float16 becomes float32. The embedding is counted although it
+    stays in its file: it has to be in memory to be fast.
+    """
+    ignored = _ignored(checkpoint_config(checkpoint), experts)
+    total = 0 if experts is None else experts.max_packed_bytes
+    for name in checkpoint.names:
+        if not ignored(name):
+            total += checkpoint.nbytes(name) * (2 if checkpoint.dtype(name) == "F16" else 1)
+    return total
 
 
 def load_model(

@@ -107,6 +107,11 @@ class Checkpoint:
         file, stored = self._location(name)
         return file.entries[stored].nbytes
 
+    def dtype(self, name: str) -> str:
+        """The type one tensor is stored in, as the file spells it."""
+        file, stored = self._location(name)
+        return file.entries[stored].dtype
+
     def where(self, name: str) -> str:
         """File and tensor, for error messages."""
         file, stored = self._location(name)
