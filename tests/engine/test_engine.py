@@ -423,3 +423,13 @@ def test_random_requests_and_aborts_leak_nothing() -> None:
             assert result.tokens == greedy(tokens, len(result.tokens))
     harness.engine.flush()
     assert harness.engine._manager.num_available == 40
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": float("nan")}, {"temperature": 1.0, "min_p": 2.0}])
+def test_parameters_that_break_the_sampler_end_only_their_request(sampling: dict[str, float]) -> None:
+    harness = fake_engine()
+    harness.submit("bad", prompt(1, 5), max_tokens=3, **sampling)
+    harness.submit("good", prompt(2, 5), max_tokens=3)
+    harness.run()
+    assert harness.results["bad"].finish_reason == "error"
+    assert harness.results["good"].tokens == greedy(prompt(2, 5), 3)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from proa.engine.prefill_pace import PrefillPace
 from proa.engine.request import Request
 from proa.engine.runner import Runner
-from proa.engine.sampler import Draw, LogitsError, draw
+from proa.engine.sampler import Draw, draw
 from proa.engine.scheduler import Chunk, Scheduler
 from proa.ipc.messages import EngineStats, Generate, StepOutput, TokenOutput
 from proa.kvcache.manager import KVManager
@@ -206,7 +206,8 @@ class Engine:
                     position=len(request.tokens),
                     index=request.num_generated,
                 )
-            except LogitsError as error:
+            except Exception as error:  # noqa: BLE001
+                # LogitsError, or parameters nobody should have let through: the other sequences go on.
                 self._fail(chunk, error)
                 return
             self._append(request, drawn)

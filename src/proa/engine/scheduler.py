@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from proa.engine.prefill_pace import PrefillPace
@@ -62,11 +61,6 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request."""
         insort(self.waiting, request, key=_arrival)
-
-    def requests(self) -> Iterator[Request]:
-        """Everything not finished, running first."""
-        yield from self.running
-        yield from self.waiting
 
     def remove(self, request: Request, *, keep_prefix: bool = True) -> None:
         """Take out a finished, aborted or failed request and free its blocks, at once usable by others.
