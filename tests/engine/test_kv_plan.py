@@ -51,7 +51,8 @@ def test_lowers_the_models_context_but_not_the_users() -> None:
 
 
 def test_refuses_what_does_not_fit_with_the_numbers() -> None:
-    with pytest.raises(ConfigError, match=r"2\.50 GiB available, 2\.00 GiB weights and scratch, 1\.00 GiB reserve, 32\.0 KiB"):
+    numbers = r"2\.50 GiB available, 2\.00 GiB weights and scratch, 1\.00 GiB reserve, 32\.0 KiB"
+    with pytest.raises(ConfigError, match=numbers):
         plan(2.5)
     with pytest.raises(ConfigError, match=r"\[max_total_tokens\] expected 16 to 32768 tokens"):
         plan(4, max_total_tokens=40000)

@@ -38,7 +38,8 @@ def plan_kv(
 ) -> KVPlan:
     """Size the cache from the memory left beside `weight_bytes`, at most what the running requests can fill.
 
-    `weight_bytes` includes scratch memory as far as it is known. A context the user asked for must fit; the model's own is lowered to what the cache holds.
+    `weight_bytes` includes scratch memory as far as it is known. A context the user asked for must fit; the model's own
+    is lowered to what the cache holds.
 
     Raises:
         ConfigError: the context is over the model's, or weights and cache do not fit the memory.
