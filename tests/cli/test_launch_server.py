@@ -91,6 +91,11 @@ def test_an_unknown_flag_names_the_nearest(wrong, meant):
         parse(["--model-path", "m", wrong, "8"])
 
 
+def test_a_stray_word_is_not_taken_for_a_flag():
+    with pytest.raises(ConfigError, match="expected flags and their values, got 'stray'"):
+        parse(["--model-path", "m", "stray"])
+
+
 def test_abbreviations_are_unknown_flags():
     with pytest.raises(ConfigError, match="did you mean --max-running-requests"):
         parse(["--model-path", "m", "--max-running", "8"])

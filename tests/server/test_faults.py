@@ -19,6 +19,7 @@ import pytest
 from fake_engine import FAILING_SEED, SLOW_SEED
 from server_process import ServerProcess, is_alive
 
+MIB = 1024 * 1024
 LONG = {"prompt": "hello world", "max_tokens": 4000}
 # About eight seconds of tokens at the fake engine's usual pace: everything below must interrupt it.
 STREAM = {**LONG, "stream": True}
@@ -314,6 +315,16 @@ def test_the_api_process_imports_no_torch():
         "sys.exit(f'imported {bad}' if bad else 0)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_large_prompts_leave_no_memory_behind(start_server):
+    server = start_server()
+    with server.client(timeout=60) as client:
+        assert client.post("/tokenize", json={"prompt": "hello"}).status_code == 200
+        before = server.rss_bytes()
+        answer = client.post("/tokenize", json={"prompt": "The quick brown fox. " * 200_000})
+        assert answer.status_code == 200 and answer.json()["count"] > 1_000_000
+    server.wait(lambda: server.rss_bytes() - before < 64 * MIB, 10.0, "memory given back")
 
 
 @pytest.mark.parametrize("field", ["prompt", "messages"])

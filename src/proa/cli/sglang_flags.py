@@ -178,6 +178,8 @@ def _add_honoured(parser: _Parser, flag: Flag) -> None:
 def _unknown(argument: str) -> ConfigError:
     """The error for a word that is no flag, with the flag that looks most like it."""
     name = argument.partition("=")[0]
+    if not name.startswith("-"):
+        return ConfigError("launch_server", "flags and their values", repr(name), "remove it, or put a flag before it")
     names = [n for flag in FLAGS for n in flag.sglang] + [n for flag in FOREIGN for n in flag.names] + list(MODEL_FLAGS)
     nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
     return ConfigError("launch_server", "a known flag", repr(name), f"did you mean {nearest[0]}? --help lists all")

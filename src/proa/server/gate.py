@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
 import hmac
 import logging
 import re
@@ -20,6 +22,15 @@ logger = logging.getLogger("proa.server")
 # Liveness probes carry no secrets, and the answer tells nothing.
 _OPEN_PATHS = frozenset({"/livez"})
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+
+_LARGE_BODY_BYTES = 1024 * 1024
+_libc = ctypes.CDLL(None)
+
+
+def _return_free_memory() -> None:
+    """A large prompt takes a hundred times its size while it is tokenized; the allocator would keep that for ever."""
+    if hasattr(_libc, "malloc_trim"):  # glibc only
+        _libc.malloc_trim(0)
 
 
 class Gate:
@@ -41,12 +52,14 @@ class Gate:
         state = scope.setdefault("state", {})
         state["request_id"] = request_id.decode()
         started = False
+        held_bytes = 0
 
         async def send_with_id(message: Message) -> None:
-            nonlocal started
+            nonlocal started, held_bytes
             if message["type"] == "http.response.start":
                 started = True
-                self._budget.give_back(state.pop("body_bytes", 0))
+                held_bytes = state.pop("body_bytes", 0)
+                self._budget.give_back(held_bytes)
                 message = {**message, "headers": [*message.get("headers", []), (b"x-request-id", request_id)]}
             await send(message)
 
@@ -61,7 +74,10 @@ class Gate:
             if not started:
                 await error_response(error)(scope, receive, send_with_id)
         finally:
-            self._budget.give_back(state.pop("body_bytes", 0))
+            rest = state.pop("body_bytes", 0)
+            self._budget.give_back(rest)
+            if max(held_bytes, rest) >= _LARGE_BODY_BYTES:
+                asyncio.get_running_loop().run_in_executor(None, _return_free_memory)
 
     def _check(self, path: str, headers: dict[bytes, bytes]) -> None:
         if self._api_key is not None and path not in _OPEN_PATHS and not self._is_authorized(headers):
