@@ -1,4 +1,4 @@
-"""`proa bench serve`: load an OpenAI endpoint with random prompts and print how fast it answered."""
+"""`proa bench`: its commands, and `serve`, which loads an OpenAI endpoint with random prompts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from proa.cli import console
+from proa.cli import bench_experts, console
 from proa.cli.bench_client import Load, run_load
 from proa.cli.bench_report import Report, print_report
 from proa.cli.client import Endpoint
@@ -23,12 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Measure a running server.")
-
-
-@app.callback()
-def _bench() -> None:
-    """A callback makes typer keep `serve` as a word of its own although it is the only command so far."""
+app = typer.Typer(no_args_is_help=True, help="Measure a running server, or this machine's experts.")
 
 
 def serve(
@@ -107,6 +102,7 @@ def serve(
 
 
 app.command("serve", help=console.help_text(inspect.getdoc(serve) or ""))(serve)
+bench_experts.register(app)
 
 
 def _check_writable(path: Path | None) -> None:

@@ -17,13 +17,13 @@ class CpuRuntime:
     """Owns the pinned thread pool all native operators of a process run on. Built once, by the engine.
 
     `num_threads`: None takes one thread per physical core this process may use (affinity, cgroup cpuset and quota).
-    More than that first takes the other hardware threads of the cores.
+    More than that first takes the other hardware threads of the cores. `cpus`: where the threads run.
 
     Raises:
         ConfigError: more threads than CPUs this process may use, or fewer than one.
     """
 
-    __slots__ = ("num_threads", "pool")
+    __slots__ = ("cpus", "num_threads", "pool")
 
     def __init__(self, num_threads: int | None = None) -> None:
         info = _C.cpu_info()
@@ -32,9 +32,10 @@ class CpuRuntime:
         count = len(physical) if num_threads is None else num_threads
         if not 1 <= count <= len(cpus):
             raise ConfigError("threads", f"1 to {len(cpus)} threads (CPUs this process may use)", count)
-        self.pool = _C.ThreadPool(cpus[:count])
+        self.cpus = cpus[:count]
+        self.pool = _C.ThreadPool(self.cpus)
         self.num_threads = count
-        _log.info("%d threads on CPUs %s, ISA %s", count, cpus[:count], info["isa_in_use"])
+        _log.info("%d threads on CPUs %s, ISA %s", count, self.cpus, info["isa_in_use"])
 
     def close(self) -> None:
         """Ends the threads. Operators given the pool afterwards raise ValueError."""

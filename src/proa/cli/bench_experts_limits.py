@@ -1,0 +1,55 @@
+"""What the machine can do at most, measured beside the experts: read bandwidth and the rate of matrix products."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from proa.native import _C
+
+__all__ = ["MatrixRates", "read_bandwidth"]
+
+GEMM = (1024, 4096, 4096)  # [M, N, K]: large enough to be compute-bound, a tenth of a second on two cores
+
+
+def read_bandwidth(cpus: Sequence[int]) -> float:
+    """10^9 bytes per second that threads on `cpus` read from memory."""
+    return _C.measure_read_bandwidth(list(cpus))
+
+
+class MatrixRates:
+    """Rates of torch's GEMMs in bf16 and int8 (oneDNN) on `threads` threads.
+
+    Without torch there is nothing to compare with: `note` says so and `sample` returns no rates.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self.note = ""
+        self._gemms: dict[str, Callable[[], Any]] = {}
+        try:
+            import torch  # slow to import, and not everywhere
+        except ImportError:
+            self.note = "torch is missing: the matrix rate was not measured"
+            return
+        torch.set_num_threads(threads)
+        rows, columns, inner = GEMM
+        left, right = torch.randn(rows, inner).bfloat16(), torch.randn(columns, inner).bfloat16().t()
+        left_int8 = torch.randint(-127, 128, (rows, inner), dtype=torch.int8)
+        right_int8 = torch.randint(-127, 128, (columns, inner), dtype=torch.int8).t()
+        self._gemms = {
+            "torch.bf16": lambda: torch.mm(left, right),
+            "torch.int8": lambda: torch._int_mm(left_int8, right_int8),  # noqa: SLF001  # torch has no public one
+        }
+        for gemm in self._gemms.values():
+            gemm()
+
+    def sample(self) -> dict[str, float]:
+        """10^12 operations per second of one product of each kind."""
+        rows, columns, inner = GEMM
+        rates = {}
+        for name, gemm in self._gemms.items():
+            start = time.perf_counter()
+            gemm()
+            rates[name] = 2 * rows * columns * inner / (time.perf_counter() - start) / 1e12
+        return rates
