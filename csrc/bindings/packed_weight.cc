@@ -17,7 +17,7 @@ format::WeightFormat parse_format(const char* function, const std::string& name)
                               name + "'");
 }
 
-const gemm::Kernel& required_kernel(const char* function, WeightFormat format, const format::Shape& shape) {
+const gemm::Kernel& required_kernel(const char* function, WeightFormat format, format::Shape shape) {
   const cpu::IsaMask isa = cpu::isa_choice().in_use;
   if (const gemm::Kernel* kernel = gemm::select_kernel(format, shape, isa)) return *kernel;
   std::string text = std::string("[") + function + "] expected a kernel for '" +

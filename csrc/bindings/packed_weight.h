@@ -17,8 +17,7 @@ format::WeightFormat parse_format(const char* function, const std::string& name)
 
 // The kernel for a linear on this machine. Throws std::invalid_argument with every kernel's reason when there
 // is none.
-const gemm::Kernel& required_kernel(const char* function, format::WeightFormat format,
-                                    const format::Shape& shape);
+const gemm::Kernel& required_kernel(const char* function, format::WeightFormat format, format::Shape shape);
 
 // The arrays `data` and `scales` of a linear [out, in]; keeps the views open.
 class RawLinear {

@@ -11,17 +11,6 @@ inline constexpr int64_t kBlockColumns = 128;
 // Of x copied next to each other per pass: 96 KB with the unpacked weights, so both stay in the L2 cache.
 inline constexpr int64_t kMaxTokensPerPass = 144;
 
-inline const float* panel_scales(const GemmArgs& args, int64_t panel) noexcept {
-  const auto* scales = reinterpret_cast<const float*>(args.weight + format::fp8_scales_offset(args.shape));
-  return scales + panel / (format::kFp8Block / format::kPanelRows) *
-                      ((args.shape.in_features + kBlockColumns - 1) / kBlockColumns);
-}
-
-inline int valid_rows(const GemmArgs& args, int64_t panel) noexcept {
-  const int64_t left = args.shape.out_features - panel * format::kPanelRows;
-  return static_cast<int>(left < format::kPanelRows ? left : format::kPanelRows);
-}
-
 // ---- one token: bound by memory, P panels in flight, weights converted on the fly ----
 
 // Lines of the P streams are requested this far ahead.
@@ -73,7 +62,7 @@ inline void one_token_panels(const GemmArgs& args, int64_t panel) noexcept {
       one_token_block<Weight, P>(first + at, panel_bytes, ahead, x + k, columns, sum);
 #pragma GCC unroll 8
       for (int p = 0; p < P; ++p)
-        total[p] = Vec::fma(sum[p], Vec::set1(panel_scales(args, panel + p)[block]), total[p]);
+        total[p] = Vec::fma(sum[p], Vec::set1(fp8_scales(args, panel + p)[block]), total[p]);
     } else {
       one_token_block<Weight, P>(first + at, panel_bytes, ahead, x + k, columns, total);
     }
@@ -201,7 +190,7 @@ inline void multiply_panels(const GemmArgs& args, int64_t panel, int64_t k, Tile
   for (int p = 0; p < P; ++p) {
     unpack_block<Weight>(column + p * panel_bytes, next + p * panel_bytes, tile.columns,
                          weights + p * kBlockColumns * format::kPanelRows);
-    tile.scales[p] = Weight::kScaled ? panel_scales(args, panel + p) + k / kBlockColumns : nullptr;
+    tile.scales[p] = Weight::kScaled ? fp8_scales(args, panel + p) + k / kBlockColumns : nullptr;
   }
   tile.lanes = valid_rows(args, panel + P - 1);
   multiply_tokens<P>(tile, num_tokens);

@@ -28,8 +28,7 @@ int64_t tokens_per_pass(int64_t in_features) noexcept {
 void multiply_tokens(const GemmArgs& args, int64_t panel, int64_t first, int64_t end) noexcept {
   const int64_t in = args.shape.in_features;
   const std::byte* weight = args.weight + panel * format::panel_bytes(format::WeightFormat::kInt4G32, in);
-  const int64_t left = args.shape.out_features - panel * format::kPanelRows;
-  const int lanes = static_cast<int>(left < format::kPanelRows ? left : format::kPanelRows);
+  const int lanes = valid_rows(args, panel);
   float* out = args.out + (panel - args.panel_begin) * format::kPanelRows;
   for (int64_t m = first; m < end; m += kTokens) {
     QuantizedRow x[kTokens];

@@ -13,8 +13,8 @@
 namespace proa::gemm {
 
 // What a cell reads as activations: f32 rows as they are, or rows written by its `quantize`
-// (quantized_act.h).
-enum class ActFormat : uint8_t { kF32, kInt8G32 };
+// (quantized_act.h, split_act.h; act_format.h has their sizes).
+enum class ActFormat : uint8_t { kF32, kInt8G32, kBf16Terms };
 
 // Row m of the activations is data + stride_bytes * (index == nullptr ? m : index[m]).
 struct ActRows {
@@ -40,16 +40,17 @@ struct GemmArgs {
   int64_t out_stride = 0;  // in floats
 };
 
-// All cells of one weight format give the same bits: each output has one accumulator, fed in the order of k
-// by fused multiply-adds (docs/decisions), whatever num_tokens and the panel range.
+// The bits of a result depend on neither num_tokens nor the panel range. All cells of one weight format give
+// the same bits, those with kBf16Terms aside: each output has one accumulator, fed in the order of k by fused
+// multiply-adds (docs/decisions/0001; the others: 0002).
 struct Kernel {
   const char* name;  // "avx512.int4_g32"
   cpu::IsaMask required_isa;
   format::WeightFormat weight;
   ActFormat act;
   const char* (*reject)(const format::Shape& shape) noexcept;  // nullptr: can run, else the reason
-  // Writes columns [first, first + count) of `row` from the floats at x; both multiples of 32. nullptr when
-  // act is kF32.
+  // Writes columns [first, first + count) of `row` from the floats at x; both multiples of 32, but the end of
+  // the row may be any that the shape allows. nullptr when act is kF32.
   void (*quantize)(const float* x, int64_t first, int64_t count, int64_t in_features,
                    std::byte* row) noexcept;
   void (*silu_mul)(const float* gate, const float* up, float* out,

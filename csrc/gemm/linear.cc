@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <memory>
 
-#include "gemm/quantized_act.h"
+#include "gemm/act_format.h"
 
 namespace proa::gemm {
 namespace {
@@ -23,7 +23,7 @@ class Activations {
     const Kernel& kernel = *jobs[0].weight->kernel;
     if (kernel.quantize == nullptr) return;
     const int64_t in = jobs[0].weight->shape.in_features;
-    row_bytes_ = quantized_row_bytes(in);
+    row_bytes_ = act_row_bytes(kernel.act, in);
     const int64_t rows = static_cast<int64_t>(jobs.size()) * num_tokens;
     quantized_ = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(rows * row_bytes_));
     const auto quantize = [&](int64_t begin, int64_t end, int) noexcept {

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <cstring>
 
-#include "gemm/quantized_act.h"
+#include "gemm/act_format.h"
 
 namespace proa::moe {
 namespace {
@@ -51,10 +51,10 @@ ExpertLayer::ExpertLayer(ExpertWorkspace& workspace, const ExpertLayerConfig& co
   weights_ = base::Arena(weight_bytes);
   experts_ = weights_.take<std::byte>(weight_bytes);
 
-  const bool quantized = config.down_kernel->act == gemm::ActFormat::kInt8G32;
-  input_row_bytes_ = quantized ? gemm::quantized_row_bytes(config.hidden) : 0;
-  intermediate_row_bytes_ =
-      quantized ? gemm::quantized_row_bytes(config.intermediate) : padded(4 * config.intermediate);
+  const gemm::ActFormat act = config.down_kernel->act;
+  input_row_bytes_ = gemm::act_row_bytes(act, config.hidden);
+  intermediate_row_bytes_ = act == gemm::ActFormat::kF32 ? padded(4 * config.intermediate)
+                                                         : gemm::act_row_bytes(act, config.intermediate);
   const int64_t max_pairs = workspace.max_tokens() * config.max_top_k;
   // Small enough for work for all threads.
   max_down_rows_ = down_tile_rows(config.hidden / (kItemsPerThread * workspace.pool().num_threads()));

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "format/int4_g32.h"
+#include "gemm/panel.h"
 #include "gemm/quantized_act.h"
 #include "gemm/registry.h"
 

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "gemm/panel.h"
 #include "gemm/registry.h"
 
 #pragma GCC push_options

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "gemm/panel.h"
 #include "gemm/quantized_act.h"
 #include "gemm/registry.h"
 

@@ -1,0 +1,25 @@
+// Memory that activations take in the form a cell reads.
+#pragma once
+
+#include <cstdint>
+
+#include "gemm/kernel.h"
+#include "gemm/quantized_act.h"
+#include "gemm/split_act.h"
+
+namespace proa::gemm {
+
+// Bytes of a row that a cell's `quantize` writes, a multiple of 64; 0 for kF32, which has none.
+constexpr int64_t act_row_bytes(ActFormat act, int64_t in_features) noexcept {
+  switch (act) {
+    case ActFormat::kF32:
+      return 0;
+    case ActFormat::kInt8G32:
+      return quantized_row_bytes(in_features);
+    case ActFormat::kBf16Terms:
+      return split_row_bytes(in_features);
+  }
+  return 0;
+}
+
+}  // namespace proa::gemm

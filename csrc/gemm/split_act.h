@@ -1,0 +1,25 @@
+// f32 activations as sums of bf16 terms, for cells that multiply bf16 tiles.
+//
+//   row, per 32 columns:   term 0 bf16 [32] | term 1 bf16 [32]       (padded with zeros to whole 32 columns)
+//
+//   term 0 = bf16(x), term 1 = bf16(x - term 0), both to nearest even: the sum is x within 2^-16 |x|.
+//   Magnitudes below 2^-126 count as 0. Where term 0 is infinite or NaN (|x| of 2^128 - 2^119 or more), term
+//   1 is 0.
+#pragma once
+
+#include <cstdint>
+
+namespace proa::gemm {
+
+inline constexpr int64_t kSplitTerms = 2;
+inline constexpr int64_t kSplitColumns = 32;
+inline constexpr int64_t kSplitTermBytes = 2 * kSplitColumns;
+inline constexpr int64_t kSplitStepBytes = kSplitTerms * kSplitTermBytes;
+
+// An odd number of lines: the rows of a tile should not fall into one set of the L1 cache.
+constexpr int64_t split_row_bytes(int64_t in_features) noexcept {
+  const int64_t bytes = (in_features + kSplitColumns - 1) / kSplitColumns * kSplitStepBytes;
+  return bytes / 64 % 2 == 0 ? bytes + 64 : bytes;
+}
+
+}  // namespace proa::gemm
