@@ -14,14 +14,15 @@
 
 #include "base/arena.h"
 #include "cpu/isa.h"
+#include "gemm/act_format.h"
 #include "gemm/kernel.h"
-#include "gemm/quantized_act.h"
 
 namespace {
 
 using namespace proa;
 
 constexpr int64_t kCopiesBytes = int64_t{192} << 20;
+constexpr int64_t kPanels = 16;  // of one call
 
 double cpu_seconds() {
   timespec now;
@@ -51,7 +52,7 @@ void measure(const gemm::Kernel& kernel, const format::Shape& shape, int64_t tok
   gemm::ActRows rows{reinterpret_cast<const std::byte*>(x.data()), 4 * shape.in_features, nullptr};
   std::vector<std::byte> quantized;
   if (kernel.quantize != nullptr) {
-    const int64_t row_bytes = gemm::quantized_row_bytes(shape.in_features);
+    const int64_t row_bytes = gemm::act_row_bytes(kernel.act, shape.in_features);
     quantized.resize(static_cast<size_t>(tokens * row_bytes));
     for (int64_t t = 0; t < tokens; ++t)
       kernel.quantize(x.data() + t * shape.in_features, 0, shape.in_features, shape.in_features,
@@ -60,9 +61,9 @@ void measure(const gemm::Kernel& kernel, const format::Shape& shape, int64_t tok
   }
   std::vector<float> out(static_cast<size_t>(tokens * shape.out_features));
   const auto call = [&](int64_t copy) {
-    for (int64_t panel = 0; panel < shape.panels(); panel += 4)
-      kernel.gemm({memory.data() + copy * bytes, shape, panel, std::min(panel + 4, shape.panels()), rows,
-                   tokens, out.data() + panel * format::kPanelRows, shape.out_features});
+    for (int64_t panel = 0; panel < shape.panels(); panel += kPanels)
+      kernel.gemm({memory.data() + copy * bytes, shape, panel, std::min(panel + kPanels, shape.panels()),
+                   rows, tokens, out.data() + panel * format::kPanelRows, shape.out_features});
   };
   call(0);
   std::vector<double> times;
@@ -87,7 +88,7 @@ int main(int argc, char** argv) {
   for (const gemm::Kernel* kernel : gemm::all_kernels()) {
     if (!cpu::isa_has(kernel->required_isa) || kernel->reject(shape) != nullptr) continue;
     if (argc > 3 && format::format_name(kernel->weight) != std::string_view(argv[3])) continue;
-    for (int64_t tokens : {1, 2, 4, 8, 16, 64, 256})
+    for (int64_t tokens : {1, 2, 4, 8, 12, 16, 32, 64, 256})
       if (kernel->required_isa != 0 || tokens <= 2) measure(*kernel, shape, tokens);
   }
 }

@@ -53,7 +53,8 @@ uint64_t xgetbv0() {
   return (static_cast<uint64_t>(high) << 32) | low;
 }
 
-// Linux gives tile data to a process only on request (ARCH_REQ_XCOMP_PERM, feature 18).
+// Linux gives tile data to a process only on request (ARCH_REQ_XCOMP_PERM, feature 18); its threads, also
+// those that run already, may use it then.
 bool request_tile_permission() { return syscall(SYS_arch_prctl, 0x1023, 18) == 0; }
 
 IsaMask detect() {
@@ -91,7 +92,7 @@ IsaMask detect() {
 bool has_all(IsaMask mask, IsaMask required) { return (mask & required) == required; }
 
 const char* best_tier(IsaMask mask) {
-  if (has_all(mask, kAvx512Tier | kAmxTile | kAmxInt8)) return "amx";
+  if (has_all(mask, kAmxTier)) return "amx";
   if (has_all(mask, kAvx512Tier)) return "avx512";
   if (has_all(mask, kAvx2Tier)) return "avx2";
   return "ref";
@@ -106,6 +107,7 @@ constexpr std::array kTiers = {
     Tier{"ref", 0, 0},
     Tier{"avx2", kAvx2Tier, kAvx2Tier | kAvxVnni},
     Tier{"avx512", kAvx512Tier, kAvx512Tier | kAvxVnni | kAvx512Vnni | kAvx512Bf16 | kAvx512Vbmi},
+    Tier{"amx", kAmxTier, ~IsaMask{0}},
 };
 
 }  // namespace
@@ -126,7 +128,7 @@ IsaChoice choose_isa(IsaMask detected, const char* force) {
     return choice;
   }
   choice.in_use = 0;
-  choice.error = std::string("[PROA_FORCE_ISA] expected ref, avx2 or avx512, got ") + force +
+  choice.error = std::string("[PROA_FORCE_ISA] expected ref, avx2, avx512 or amx, got ") + force +
                  ". Fix: unset PROA_FORCE_ISA";
   return choice;
 }

@@ -26,9 +26,10 @@ enum Isa : IsaMask {
   kAmxBf16 = 1u << 13,
 };
 
-// What every avx2 (avx512) cell may assume; a cell that needs more, such as VNNI, asks for more.
+// What every avx2 (avx512, amx) cell may assume; a cell that needs more, such as VNNI, asks for more.
 inline constexpr IsaMask kAvx2Tier = kAvx2 | kFma | kF16c;
 inline constexpr IsaMask kAvx512Tier = kAvx2Tier | kAvx512F | kAvx512Bw | kAvx512Dq | kAvx512Vl;
+inline constexpr IsaMask kAmxTier = kAvx512Tier | kAmxTile | kAmxInt8;
 
 struct IsaChoice {
   IsaMask detected = 0;  // what CPU, operating system and (for AMX) the kernel's permission allow

@@ -20,7 +20,8 @@ void force_limits_the_mask() {
   CHECK_EQ(choose_isa(kBigMachine, "ref").in_use, 0u);
   CHECK_EQ(choose_isa(kBigMachine, "avx2").in_use, kAvx2Tier | kAvxVnni);
   CHECK_EQ(choose_isa(kBigMachine, "avx512").in_use, kAvx512Tier | kAvxVnni | kAvx512Vnni);
-  for (const char* tier : {"ref", "avx2", "avx512"}) {
+  CHECK_EQ(choose_isa(kBigMachine, "amx").in_use, kBigMachine);
+  for (const char* tier : {"ref", "avx2", "avx512", "amx"}) {
     CHECK_EQ(choose_isa(kBigMachine, tier).tier, tier);
     CHECK_EQ(choose_isa(kBigMachine, tier).error, "");
   }
@@ -30,6 +31,9 @@ void force_fails_loudly() {
   const IsaChoice cannot = choose_isa(kAvx2Tier, "avx512");
   CHECK(cannot.error.find("avx512") != std::string::npos);
   CHECK_EQ(cannot.in_use, 0u);
+  const IsaChoice no_int8 = choose_isa(kAvx512Tier | kAmxTile | kAmxBf16, "amx");
+  CHECK(no_int8.error.find("amx") != std::string::npos);
+  CHECK_EQ(no_int8.in_use, 0u);
   CHECK(choose_isa(kBigMachine, "sse9").error.find("sse9") != std::string::npos);
 }
 

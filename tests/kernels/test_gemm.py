@@ -146,7 +146,8 @@ def test_kernel_report_names_the_choice_and_every_reason() -> None:
     for fmt in FORMATS:
         report = _C.kernel_report(fmt, 64, 64)
         vnni = ["avxvnni"] if fmt == "int4_g32" else []
-        assert [row["name"].split(".")[0] for row in report] == ["avx512", *vnni, "avx2", "ref"]
+        amx = ["amx"] if fmt != "f32" else []
+        assert [row["name"].split(".")[0] for row in report] == [*amx, "avx512", *vnni, "avx2", "ref"]
         assert sum(row["chosen"] for row in report) == 1
         assert all(row["reason"] for row in report)
     assert all("32" in row["reason"] for row in _C.kernel_report("int4_g32", 64, 40))

@@ -1,4 +1,7 @@
-"""Every ISA gives the bits of the scalar reference, each in a process of its own under PROA_FORCE_ISA."""
+"""Every ISA gives the bits of the scalar reference, each in a process of its own under PROA_FORCE_ISA.
+
+The AMX cells of bf16 and fp8 are compared with a model of their own in csrc/tests/split_act_test.cc.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ NEEDS = {
     "avx2": {"avx2", "fma", "f16c"},
     "avx512": {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl"},
 }
+NEEDS["amx"] = NEEDS["avx512"] | {"amx_tile", "amx_int8"}
 
 
 class Worker:
@@ -68,6 +72,12 @@ def test_the_forced_isa_is_used(workers: dict[str, Worker]) -> None:
     assert {name: worker.isa for name, worker in workers.items()} == {name: name for name in workers}
 
 
+def digests(workers: dict[str, Worker], case: dict[str, Any]) -> dict[str, str]:
+    """Per ISA, those left out whose cell of this format has other bits (docs/decisions/0002)."""
+    own_bits = {"amx"} if case["format"] in ("bf16", "fp8_block128") else set()
+    return {name: worker.digest(case) for name, worker in workers.items() if name not in own_bits}
+
+
 @settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_linear_has_the_same_bits(workers: dict[str, Worker], data: st.DataObject) -> None:
@@ -81,13 +91,13 @@ def test_linear_has_the_same_bits(workers: dict[str, Worker], data: st.DataObjec
         "tokens": data.draw(st.integers(1, 40)),
         "seed": data.draw(st.integers(0, 2**32)),
     }
-    digests = {name: worker.digest(case) for name, worker in workers.items()}
-    assert digests == dict.fromkeys(workers, digests["ref"])
+    found = digests(workers, case)
+    assert found == dict.fromkeys(found, found["ref"])
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("tokens", [1, 5, 150])
 def test_experts_have_the_same_bits(workers: dict[str, Worker], fmt: str, tokens: int) -> None:
     case = {"op": "experts", "format": fmt, "tokens": tokens, "seed": tokens}
-    digests = {name: worker.digest(case) for name, worker in workers.items()}
-    assert digests == dict.fromkeys(workers, digests["ref"])
+    found = digests(workers, case)
+    assert found == dict.fromkeys(found, found["ref"])

@@ -11,6 +11,7 @@ from proa.native import _C
 
 ROOT = Path(__file__).parents[2]
 TIERS = {"ref": set(), "avx2": {"avx2", "fma", "f16c"}, "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"}}
+TIERS["amx"] = TIERS["avx512"] | {"amx_tile", "amx_int8"}
 
 
 def run(force: str | None, *args: str) -> subprocess.CompletedProcess[str]:

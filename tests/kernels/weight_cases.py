@@ -7,8 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from proa.native import _C
+
 FORMATS = ("f32", "bf16", "int4_g32", "fp8_block128")
 EPS = 2.0**-24  # largest relative error of one float32 rounding
+SPLIT = 2.0**-16  # the same of an activation as the sum of two bf16 terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +84,24 @@ def quantized(x: np.ndarray, x_error: np.ndarray | float = 0.0) -> tuple[np.ndar
     return (d * q).reshape(x.shape), error.reshape(x.shape)
 
 
+def splits_activations(fmt: str) -> bool:
+    """Whether the cell in use multiplies bf16 tiles (docs/decisions/0002)."""
+    chosen = next(row["name"] for row in _C.kernel_report(fmt, 64, 64) if row["chosen"])
+    return chosen in ("amx.bf16", "amx.fp8_block128")
+
+
 def product(
     fmt: str, values: np.ndarray, x: np.ndarray, x_error: np.ndarray | float = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
     """(x @ values.T with activations as the kernels see them, bound on its error), x [T, in] known within x_error.
 
     One float32 accumulator: at most `in` roundings, each relative to the sum of magnitudes so far; the scales of fp8
-    and int4 add fewer than three per term.
+    and int4 add fewer than three per term. AMX cells of bf16 and fp8 split the activations first; their roundings are
+    at most 17 + in / 16 + in / 128 + 3.
     """
     if fmt == "int4_g32":
         x, x_error = quantized(x, x_error)
+    elif splits_activations(fmt):
+        x_error = x_error + SPLIT * (np.abs(x) + x_error) + 18 * EPS * np.abs(x)
     terms = (values.shape[1] + 3) * EPS * 1.01
     return x @ values.T, (np.abs(x) * terms + x_error * (1 + terms)) @ np.abs(values).T

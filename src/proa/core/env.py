@@ -5,7 +5,7 @@ PROA_LOG_LEVEL   debug | info | warning | error; `--log-level` wins
 PROA_API_KEY     key every request has to carry; `--api-key` wins (a flag is visible in `ps`, a variable is not)
 PROA_BASE_URL    server that `proa chat` and `proa bench serve` talk to when none is named
 
-C++ reads one more, in csrc/cpu: PROA_FORCE_ISA=ref|avx2|avx512.
+C++ reads one more, in csrc/cpu: PROA_FORCE_ISA=ref|avx2|avx512|amx.
 """
 
 from __future__ import annotations

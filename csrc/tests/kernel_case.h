@@ -1,0 +1,79 @@
+// One multiplication of random size for any cell, for the tests of the kernels.
+#pragma once
+
+#include <string>
+
+#include "gemm/act_format.h"
+#include "gemm/kernel.h"
+#include "tests/random_weight.h"
+
+namespace proa::test {
+
+inline bool runnable(const gemm::Kernel& kernel) {
+  return (kernel.required_isa & ~cpu::isa_choice().in_use) == 0;
+}
+
+inline const gemm::Kernel& scalar_kernel(format::WeightFormat weight) {
+  return *gemm::select_kernel(weight, {32, 32}, 0);
+}
+
+// The rows `index` of x [num_rows, in] as `kernel` reads them.
+struct Activations {
+  std::vector<float> x;
+  std::vector<std::byte> quantized;
+  gemm::ActRows rows;
+
+  Activations(const gemm::Kernel& kernel, std::vector<float> values, int64_t in, const int32_t* index)
+      : x(std::move(values)) {
+    rows = {reinterpret_cast<const std::byte*>(x.data()), 4 * in, index};
+    if (kernel.quantize == nullptr) return;
+    const int64_t row_bytes = gemm::act_row_bytes(kernel.act, in);
+    const int64_t num_rows = static_cast<int64_t>(x.size()) / in;
+    quantized.resize(static_cast<size_t>(num_rows * row_bytes));
+    for (int64_t r = 0; r < num_rows; ++r)
+      kernel.quantize(x.data() + r * in, 0, in, in, quantized.data() + r * row_bytes);
+    rows = {quantized.data(), row_bytes, index};
+  }
+};
+
+struct Case {
+  format::Shape shape;
+  int64_t tokens;
+  int64_t panel_begin, panel_end;
+};
+
+// Rows outside the panel range and past out_features keep this.
+inline constexpr float kUntouched = 123.0f;
+
+// Token t is row index[t] of x, or row t when there is no index.
+inline std::vector<float> multiply(const gemm::Kernel& kernel, const Case& c,
+                                   std::span<const std::byte> packed, const std::vector<float>& x,
+                                   const std::vector<int32_t>& index) {
+  const Activations act(kernel, x, c.shape.in_features, index.empty() ? nullptr : index.data());
+  const int64_t stride = (c.panel_end - c.panel_begin) * format::kPanelRows + 3;
+  std::vector<float> out(static_cast<size_t>(c.tokens * stride), kUntouched);
+  kernel.gemm({packed.data(), c.shape, c.panel_begin, c.panel_end, act.rows, c.tokens, out.data(), stride});
+  return out;
+}
+
+inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+inline Case random_case(Rng& rng, format::WeightFormat weight) {
+  Case c{};
+  c.shape.out_features = pick(rng, 1, 70);
+  c.shape.in_features = weight == format::WeightFormat::kInt4G32 ? 32 * pick(rng, 1, 12) : pick(rng, 1, 300);
+  c.tokens = pick(rng, 1, 4) == 1 ? 1 : pick(rng, 1, 40);
+  c.panel_begin = pick(rng, 0, c.shape.panels() - 1);
+  c.panel_end = pick(rng, c.panel_begin + 1, c.shape.panels());
+  return c;
+}
+
+inline std::string describe(const gemm::Kernel& kernel, const Case& c) {
+  return std::string(kernel.name) + " at [" + std::to_string(c.shape.out_features) + ", " +
+         std::to_string(c.shape.in_features) + "], " + std::to_string(c.tokens) + " tokens, panels " +
+         std::to_string(c.panel_begin) + " .. " + std::to_string(c.panel_end);
+}
+
+}  // namespace proa::test

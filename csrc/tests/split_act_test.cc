@@ -1,0 +1,166 @@
+// Activations as bf16 terms: a scalar model of the cells that read them stays within its error bound, and
+// every such cell this CPU can run has the bits of the model, whatever the batch.
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "format/bf16.h"
+#include "format/fp8_block128.h"
+#include "tests/check.h"
+#include "tests/kernel_case.h"
+
+namespace {
+
+using namespace proa;
+using format::WeightFormat;
+using test::Case;
+
+constexpr WeightFormat kFormats[] = {WeightFormat::kBf16, WeightFormat::kFp8Block128};
+
+// The terms of x, by the definition of gemm/split_act.h.
+std::vector<float> terms_of(float x) {
+  std::vector<float> terms;
+  for (int64_t i = 0; i < gemm::kSplitTerms; ++i) {
+    terms.push_back(base::bf16_to_f32(base::f32_to_bf16(x)));
+    x = std::isfinite(terms.back()) ? x - terms.back() : 0.0f;
+  }
+  return terms;
+}
+
+// The tile product of 32 columns added to `sum`: even and odd columns apart, as the instruction does.
+float add_columns(const float* w, const float* x, int64_t columns, float sum) {
+  float half[2] = {0.0f, 0.0f};
+  for (int64_t k = 0; k < columns; ++k) half[k % 2] = std::fma(x[k], w[k], half[k % 2]);
+  return sum + (half[0] + half[1]);
+}
+
+// One output row without its scales.
+std::vector<float> weight_row(WeightFormat weight, const Case& c, std::span<const std::byte> packed,
+                              int64_t row) {
+  const std::byte* panel =
+      packed.data() + row / format::kPanelRows * format::panel_bytes(weight, c.shape.in_features);
+  std::vector<float> values;
+  for (int64_t k = 0; k < c.shape.in_features; ++k)
+    values.push_back(weight == WeightFormat::kBf16
+                         ? format::bf16::decode(panel, row % format::kPanelRows, k)
+                         : format::fp8_block128::decode(panel, row % format::kPanelRows, k));
+  return values;
+}
+
+// The scale of the block of 128 columns from k on; nullptr: the format has none.
+const float* scale_of(WeightFormat weight, const Case& c, std::span<const std::byte> packed, int64_t row,
+                      int64_t k) {
+  if (weight == WeightFormat::kBf16) return nullptr;
+  const int64_t blocks = format::fp8_block128::block_columns(c.shape.in_features);
+  const auto* scales = reinterpret_cast<const float*>(packed.data() + format::fp8_scales_offset(c.shape));
+  return scales + row / format::kFp8Block * blocks + k / format::kFp8Block;
+}
+
+struct Output {
+  float model;
+  double exact;
+  double bound;  // of |model - exact|
+};
+
+Output one_output(WeightFormat weight, const Case& c, std::span<const std::byte> packed, int64_t row,
+                  const float* x) {
+  const int64_t in = c.shape.in_features;
+  const auto w = weight_row(weight, c, packed, row);
+  std::vector<std::vector<float>> terms(gemm::kSplitTerms);
+  for (int64_t k = 0; k < in; ++k) {
+    const auto split = terms_of(x[k]);
+    for (size_t i = 0; i < split.size(); ++i) terms[i].push_back(split[i]);
+  }
+  float total = 0.0f, sum = 0.0f;
+  double exact = 0.0, size = 0.0;
+  for (int64_t k = 0; k < in; k += gemm::kSplitColumns) {
+    const float* scale = scale_of(weight, c, packed, row, k);
+    const int64_t columns = std::min(gemm::kSplitColumns, in - k);
+    for (const auto& term : terms) sum = add_columns(w.data() + k, term.data() + k, columns, sum);
+    for (int64_t i = k; i < k + columns; ++i) {
+      const double product = double{w[static_cast<size_t>(i)]} * x[i] * (scale == nullptr ? 1.0 : *scale);
+      exact += product;
+      size += std::fabs(product);
+    }
+    if (scale == nullptr || ((k + columns) % format::kFp8Block != 0 && k + columns != in)) continue;
+    total = std::fma(sum, *scale, total);
+    sum = 0.0f;
+  }
+  // Splitting, then the roundings a product can meet: 16 steps of its half, the sum of the halves, one sum
+  // per term and 32 columns, one per 128 columns.
+  const double roundings = 17.0 + 2.0 * static_cast<double>(in / gemm::kSplitColumns + 1) +
+                           static_cast<double>(in / format::kFp8Block + 1);
+  return {weight == WeightFormat::kBf16 ? sum : total, exact, (0x1p-16 + roundings * 0x1p-24) * 1.01 * size};
+}
+
+void check_case(test::Rng& rng, WeightFormat weight, const Case& c, bool indexed) {
+  const auto source = test::random_weight(rng, weight, c.shape);
+  const test::PackedMemory packed(weight, source);
+  const int64_t in = c.shape.in_features;
+  const auto x = test::random_floats(rng, (c.tokens + 2) * in);
+  std::vector<int32_t> index;
+  for (int64_t t = 0; t < c.tokens; ++t)
+    index.push_back(static_cast<int32_t>(indexed ? test::pick(rng, 0, c.tokens + 1) : t));
+  const int64_t stride = (c.panel_end - c.panel_begin) * format::kPanelRows + 3;
+  std::vector<float> expected(static_cast<size_t>(c.tokens * stride), test::kUntouched);
+  const int64_t first_row = c.panel_begin * format::kPanelRows;
+  const int64_t end_row = std::min(c.panel_end * format::kPanelRows, c.shape.out_features);
+  bool within = true;
+  for (int64_t t = 0; t < c.tokens; ++t)
+    for (int64_t row = first_row; row < end_row; ++row) {
+      const float* token = x.data() + index[static_cast<size_t>(t)] * in;
+      const Output o = one_output(weight, c, packed.bytes(), row, token);
+      within = within && std::fabs(o.model - o.exact) <= o.bound;
+      expected[static_cast<size_t>(t * stride + row - first_row)] = o.model;
+    }
+  CHECK(within);
+  if (!indexed) index.clear();
+  for (const gemm::Kernel* kernel : gemm::all_kernels()) {
+    if (kernel->weight != weight || kernel->act != gemm::ActFormat::kBf16Terms || !test::runnable(*kernel))
+      continue;
+    if (!test::same_bits(test::multiply(*kernel, c, packed.bytes(), x, index), expected))
+      test::report(false, __FILE__, __LINE__, "differs from the model: " + test::describe(*kernel, c));
+  }
+}
+
+// Terms of every kind of number, and that a row may be written in parts.
+void terms() {
+  for (const gemm::Kernel* kernel : gemm::all_kernels()) {
+    if (kernel->act != gemm::ActFormat::kBf16Terms || !test::runnable(*kernel)) continue;
+    const float inf = std::numeric_limits<float>::infinity();
+    std::vector<float> x = {0.0f, -0.0f, 1.0f, 1.0039063f, -3.1415927f, 1e-30f, 1e30f, inf, -inf, 3.4e38f};
+    for (int i = 0; x.size() < 75; ++i)
+      x.push_back(std::ldexp(1.0f + 0.0137f * static_cast<float>(i), i - 40));
+    std::vector<std::byte> row(static_cast<size_t>(gemm::act_row_bytes(kernel->act, 75)));
+    kernel->quantize(x.data() + 32, 32, 43, 75, row.data());
+    kernel->quantize(x.data(), 0, 32, 75, row.data());
+    const auto* bits = reinterpret_cast<const uint16_t*>(row.data());
+    for (size_t k = 0; k < 96; ++k) {
+      const auto expected = k < x.size() ? terms_of(x[k]) : std::vector<float>(gemm::kSplitTerms, 0.0f);
+      for (size_t i = 0; i < expected.size(); ++i)
+        CHECK_EQ(base::bf16_to_f32(bits[k / 32 * 32 * gemm::kSplitTerms + 32 * i + k % 32]), expected[i]);
+    }
+    x[0] = std::numeric_limits<float>::quiet_NaN();
+    kernel->quantize(x.data(), 0, 32, 75, row.data());
+    CHECK(std::isnan(base::bf16_to_f32(bits[0])));
+    CHECK_EQ(bits[32], 0);
+  }
+}
+
+}  // namespace
+
+int main() {
+  test::Rng rng(8);
+  for (WeightFormat weight : kFormats) {
+    for (int i = 0; i < 40; ++i) check_case(rng, weight, test::random_case(rng, weight), i % 2 == 0);
+    for (bool indexed : {false, true}) {
+      check_case(rng, weight, {{37, 256}, 150, 0, 3}, indexed);  // more tokens than one pass takes
+      check_case(rng, weight, {{150, 700}, 33, 1, 9}, indexed);  // more columns than a chunk has
+      check_case(rng, weight, {{40, 2500}, 5, 0, 3}, indexed);   // the same for few tokens
+      check_case(rng, weight, {{33, 2500}, 1, 0, 3}, indexed);
+      check_case(rng, weight, {{64, 512}, 64, 0, 4}, indexed);  // nothing ragged
+    }
+  }
+  terms();
+  return test::result();
+}
