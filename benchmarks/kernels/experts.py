@@ -1,7 +1,7 @@
 """Speed of one expert layer: GB/s of the weights it must read and GFLOP/s, beside the measured read bandwidth.
 
     python benchmarks/kernels/experts.py [--dims 7168x2048x32 2048x768x128] [--formats int4_g32 bf16] [--tokens 1 4 16]
-                                         [--seconds 1.0] [--jsonl FILE]
+                                         [--threads 16 15] [--seconds 1.0] [--jsonl FILE]
 
 Random weights and uniformly random distinct experts per token. Times are medians over calls with different ids, so the
 weights of a call come from memory, not from cache. `cpu ms` is the CPU time of all threads, waiting for each other
@@ -11,6 +11,7 @@ included: on a busy machine it is the steadier number. PROA_FORCE_ISA selects th
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
@@ -95,10 +96,10 @@ def measure(layer: _C.ExpertLayer, hidden: int, tokens: int, seconds: float) -> 
 def run(args: argparse.Namespace) -> Iterator[Result]:
     """Every cell asked for, in order."""
     info = _C.cpu_info()
-    cpus = info["physical_cpus"]
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-    pool = _C.ThreadPool(cpus)
-    for dims in args.dims:
+    for threads, dims in itertools.product(args.threads or [len(info["physical_cpus"])], args.dims):
+        cpus = info["physical_cpus"][:threads]
+        pool = _C.ThreadPool(cpus)
         hidden, intermediate, experts = (int(part) for part in dims.split("x"))
         for fmt in args.formats:
             layer = build(pool, fmt, hidden, intermediate, experts, max(args.tokens))
@@ -128,16 +129,18 @@ def main() -> None:
     parser.add_argument("--dims", nargs="+", default=["7168x2048x32", "2048x768x128"], help="HIDDENxINTERxEXPERTS")
     parser.add_argument("--formats", nargs="+", default=["int4_g32", "fp8_block128", "bf16"])
     parser.add_argument("--tokens", nargs="+", type=int, default=[1, 4, 16, 64, 512])
+    parser.add_argument("--threads", nargs="+", type=int, help="default: one per core")
     parser.add_argument("--seconds", type=float, default=1.0, help="per cell")
     parser.add_argument("--jsonl", type=Path, help="append results to this file")
     args = parser.parse_args()
     print(
-        f"{'dims':>14} {'kernel':>20} {'tokens':>6} {'ms':>9} {'cpu ms':>9} {'GB/s':>7} {'of read':>8} {'GFLOP/s':>8}"
+        f"{'dims':>14} {'kernel':>20} {'threads':>7} {'tokens':>6} {'ms':>9} {'cpu ms':>9} {'GB/s':>7} {'of read':>8} "
+        f"{'GFLOP/s':>8}"
     )
     for result in run(args):
         share = result.gb_per_s / result.read_gb_per_s
         print(
-            f"{result.dims:>14} {result.kernel:>20} {result.tokens:>6} {result.median_ms:>9.2f} "
+            f"{result.dims:>14} {result.kernel:>20} {result.threads:>7} {result.tokens:>6} {result.median_ms:>9.2f} "
             f"{result.cpu_ms:>9.2f} {result.gb_per_s:>7.2f} {share:>8.0%} {result.gflop_per_s:>8.1f}",
             flush=True,
         )
