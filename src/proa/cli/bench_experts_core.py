@@ -23,7 +23,7 @@ import numpy as np
 
 from proa import __version__
 from proa.cli.bench_experts_data import VARIANTS, Inputs, make_inputs, random_experts
-from proa.cli.bench_experts_limits import MatrixRates, read_bandwidth
+from proa.cli.bench_experts_limits import CACHE_MULTIPLE, MatrixRates, read_bandwidth
 from proa.cli.bench_experts_peers import peer_bytes_per_expert, peer_side
 from proa.cli.bench_experts_sides import ProaSide, Setup, Side
 from proa.cli.bench_experts_spec import METHODS, MODELS, PEERS, ExpertSpec, make_spec, parse_tokens
@@ -38,7 +38,6 @@ ROUNDS = 4
 # Threads of a side that has just worked spin for a while before they sleep.
 COOLDOWN_S = 0.1
 MEMORY_SHARE = 0.6
-CACHE_MULTIPLE = 8
 SUSPECT_DIFFERENCE = 0.05
 
 
@@ -175,7 +174,7 @@ class ExpertBench:
         times = [_Times() for _ in sides]
         bandwidths, rates = [], []
         for _ in range(ROUNDS):
-            bandwidths.append(read_bandwidth(self._runtime.cpus))
+            bandwidths.append(read_bandwidth(self._runtime.cpus, self._info["caches"]["l3"]))
             rates.append(self._matrix.sample())
             for side, so_far in zip(sides, times, strict=True):
                 time.sleep(COOLDOWN_S)

@@ -8,14 +8,19 @@ from typing import Any
 
 from proa.native import _C
 
-__all__ = ["MatrixRates", "read_bandwidth"]
+__all__ = ["CACHE_MULTIPLE", "MatrixRates", "read_bandwidth"]
 
+# What is read in turn is this many times the L3 cache, so that little of it is found there.
+CACHE_MULTIPLE = 8
+MIN_PROBE_MIB = 512
+MAX_PROBE_MIB = 4096
 GEMM = (1024, 4096, 4096)  # [M, N, K]: large enough to be compute-bound, a tenth of a second on two cores
 
 
-def read_bandwidth(cpus: Sequence[int]) -> float:
-    """10^9 bytes per second that threads on `cpus` read from memory."""
-    return _C.measure_read_bandwidth(list(cpus))
+def read_bandwidth(cpus: Sequence[int], l3_bytes: int) -> float:
+    """10^9 bytes per second that threads on `cpus` read from memory several times as large as the L3 cache."""
+    mebibytes = CACHE_MULTIPLE * l3_bytes >> 20
+    return _C.measure_read_bandwidth(list(cpus), min(max(mebibytes, MIN_PROBE_MIB), MAX_PROBE_MIB))
 
 
 class MatrixRates:

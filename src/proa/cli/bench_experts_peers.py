@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +30,7 @@ def peer_side(name: str, method: str) -> Callable[[Setup], Side]:
     _import("torch")
     if name == "torch":
         return TorchSide
+    _divert_native_stdout()
     _kt_class(method)
     return KtKernelSide
 
@@ -42,6 +45,15 @@ def _import(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise ConfigError("--peer", f"an importable {name}", error, "install it, or leave --peer out") from error
+
+
+def _divert_native_stdout() -> None:
+    """kt-kernel's C++ writes to file descriptor 1 until the process ends: sends that to stderr, keeps ours."""
+    original = sys.__stdout__
+    if original is not None and sys.stdout is original:
+        original.flush()
+        sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
+        os.dup2(2, 1)
 
 
 class TorchSide:
