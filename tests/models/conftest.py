@@ -15,6 +15,7 @@ import transformers
 from tests.models.variants import Variant, build
 
 from proa.models import Model, load_model
+from proa.native import _C
 from proa.native.runtime import CpuRuntime
 from proa.weights.checkpoint import Checkpoint
 
@@ -22,6 +23,11 @@ transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
 MAX_TOKENS = 64
+
+
+def splits_activations() -> bool:
+    """Whether bf16 and fp8 weights meet activations of two bf16 terms here (docs/decisions/0002-amx-cells.md)."""
+    return any(cell["chosen"] and cell["name"].startswith("amx.") for cell in _C.kernel_report("bf16", 64, 64))
 
 
 @dataclass

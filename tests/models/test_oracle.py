@@ -9,7 +9,7 @@ import types
 import pytest
 import torch
 import transformers
-from tests.models.conftest import MAX_TOKENS
+from tests.models.conftest import MAX_TOKENS, splits_activations
 from tests.models.paging import Pager
 from tests.models.variants import QUANTIZATION, VARIANTS, VOCAB
 
@@ -40,16 +40,22 @@ def int8_round_trip(x):
     return ((groups / d.where(d > 0, 1.0)).round() * d).flatten(-2)
 
 
-def with_int8_activations(model):
-    """A copy whose routed experts see the inputs of their linears quantized as proa's int4 cells do."""
+def two_bf16_terms(x):
+    """The sum of the two bf16 numbers that proa's AMX cells take for x (docs/decisions/0002-amx-cells.md)."""
+    high = x.bfloat16().to(x.dtype)
+    return high + (x - high).bfloat16().to(x.dtype)
+
+
+def with_rounded_expert_inputs(model, rounding):
+    """A copy whose routed experts see the inputs of their linears through `rounding`."""
 
     def forward(self, hidden_states, top_k_index, top_k_weights):
         out = torch.zeros_like(hidden_states)
-        x = int8_round_trip(hidden_states)
+        x = rounding(hidden_states)
         for expert in top_k_index.unique().tolist():
             token, slot = torch.where(top_k_index == expert)
             gate, up = (x[token] @ self.gate_up_proj[expert].T).chunk(2, dim=-1)
-            y = int8_round_trip(torch.nn.functional.silu(gate) * up) @ self.down_proj[expert].T
+            y = rounding(torch.nn.functional.silu(gate) * up) @ self.down_proj[expert].T
             out.index_add_(0, token, y * top_k_weights[token, slot, None].to(y.dtype))
         return out
 
@@ -60,12 +66,30 @@ def with_int8_activations(model):
     return model
 
 
+def with_split_activations(model):
+    """A copy in which every linear sees its input as two bf16 terms."""
+    model = with_rounded_expert_inputs(model, two_bf16_terms)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_pre_hook(lambda _, inputs: (two_bf16_terms(inputs[0]),))
+    return model
+
+
+def rounding_noise(case, ids, exact):
+    """What rounding does to the logits: float32's and, where kernels of this machine have it, that of two terms."""
+    noise = (reference_logits(case.reference, ids) - exact).abs().max().item()
+    if case.variant.storage != "f32" and splits_activations():
+        split = reference_logits(with_split_activations(copy.deepcopy(case.reference).double()), ids)
+        noise += (split - exact).abs().max().item()
+    return noise
+
+
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if v.storage != "int4"], ids=str)
 def test_logits_equal_transformers(variant, make_case):
     case = make_case(variant)
     ids = tokens()
     exact = reference_logits(copy.deepcopy(case.reference).double(), ids)
-    noise = (reference_logits(case.reference, ids) - exact).abs().max().item()
+    noise = rounding_noise(case, ids, exact)
     assert 0 < noise < 1e-4 * exact.abs().max().item()  # a noisy oracle would prove nothing
     error = (served_logits(case, ids).double() - exact).abs().max().item()
     assert error <= NOISE_FACTOR * noise
@@ -79,11 +103,13 @@ def test_int4_logits_equal_transformers_with_int8_activations(variant, make_case
     changes its int8 value with probability 2 * 127 nu, by one step. The rounding error of int8 has a variance of 1/12
     step, so flips amount to sqrt(12 * 254 nu) of the effect of all int8 rounding.
     """
+    if splits_activations():
+        pytest.skip("two terms in the trunk flip too many int8 roundings; int4 itself has the same bits as avx512")
     case = make_case(variant)
     ids = tokens()
     unquantized = reference_logits(copy.deepcopy(case.reference).double(), ids)
     noise = NOISE_FACTOR * (reference_logits(case.reference, ids) - unquantized).abs().max().item()
-    simulated = with_int8_activations(case.reference)
+    simulated = with_rounded_expert_inputs(case.reference, int8_round_trip)
     effect = (reference_logits(simulated, ids) - unquantized).abs().max().item()
     relative = noise / unquantized.abs().max().item()
     bound = noise + math.sqrt(12 * 254 * relative) * effect
