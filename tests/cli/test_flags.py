@@ -125,6 +125,12 @@ def test_the_key_comes_from_the_environment_unless_the_flag_names_one(tmp_path, 
     assert serve.compose(str(tmp_path), {"--api-key": "flag"})[0].api_key == "flag"
 
 
+def test_a_model_answers_to_its_path_too_unless_it_was_named(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    assert serve.compose(str(tmp_path), {})[0].model_names == (tmp_path.name, str(tmp_path))
+    assert serve.compose(str(tmp_path), {"--served-model-name": "kimi"})[0].model_names == ("kimi",)
+
+
 def test_the_commands_import_neither_torch_nor_native_code():
     code = (
         "import sys, proa.cli.main, proa.launch_server, proa.server.launch; "

@@ -59,7 +59,7 @@ CLEAN = [
     ("csrc/gemm/a.cc", "std::snprintf(text, 8, f);"),
     ("src/proa/core/env.py", "os.environ.get('X')"),
     ("src/proa/models/a.py", "model.eval()"),
-    ("docs/a.md", "pass /path/to/work/main or /models/x"),
+    ("docs/a.md", "pass /path/to/model or /models/x"),
 ]
 
 

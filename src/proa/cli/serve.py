@@ -124,6 +124,8 @@ def compose(model: str, values: Mapping[str, Any]) -> tuple[ServerConfig, Engine
     settings.setdefault("api_key", env.api_key())
     if model == DEMO:
         settings.setdefault("served_model_name", DEMO)
+    elif "served_model_name" not in settings:
+        settings["aliases"] = (model,)  # SGLang's clients send the path as it was given
     return ServerConfig(model_path=path, **settings), msgspec.structs.replace(given, model_path=str(path))
 
 
