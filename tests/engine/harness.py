@@ -49,10 +49,10 @@ class Harness:
         self.engine = build_engine(config, loaded)
         self.results: dict[str, Result] = {}
 
-    def submit(self, rid: str, prompt: list[int], *, group: str = "", **sampling: Any) -> None:
+    def submit(self, rid: str, prompt: list[int], **sampling: Any) -> None:
         params = SamplingParams(**{"temperature": 0.0, "ignore_eos": True, **sampling})
         self.results[rid] = Result()
-        self.engine.submit(Generate(rid=rid, token_ids=prompt, sampling=params, group=group))
+        self.engine.submit(Generate(rid=rid, token_ids=prompt, sampling=params))
 
     def step(self, poll: Callable[[], None] | None = None) -> None:
         for output in self.engine.step(poll).outputs:

@@ -92,7 +92,7 @@ def test_choices_of_a_group_prefill_once() -> None:
     harness = fake_engine(chunked_prefill_size=16)
     base = prompt(5, 50)
     for i in range(6):
-        harness.submit(f"c{i}", base, group="g", max_tokens=5, temperature=1.0, seed=i)
+        harness.submit(f"c{i}", base, max_tokens=5, temperature=1.0, seed=i)
     harness.run()
     # One prefills 50 tokens; each of the others finds 48 and computes 2.
     assert sum(harness.model.forwards) == 50 + 5 * 2 + 6 * 4
@@ -104,7 +104,7 @@ def test_choices_of_a_group_prefill_once() -> None:
 def test_choices_survive_the_abort_of_the_one_that_prefills() -> None:
     harness = fake_engine(chunked_prefill_size=8)
     for i in range(3):
-        harness.submit(f"c{i}", prompt(5, 50), group="g", max_tokens=3)
+        harness.submit(f"c{i}", prompt(5, 50), max_tokens=3)
     harness.step()
     harness.engine.abort("c0")
     harness.run()

@@ -28,12 +28,11 @@ __all__ = [
 
 
 class Generate(msgspec.Struct, tag="generate", frozen=True, kw_only=True):
-    """One sequence to generate. `rid` is unique; the n choices of a request share `group` (prefill happens once)."""
+    """One sequence to generate. `rid` is unique. The prefix cache lets the n choices of a request share one prefill."""
 
     rid: str
     token_ids: list[int]
     sampling: SamplingParams
-    group: str = ""
 
 
 class Abort(msgspec.Struct, tag="abort", frozen=True):

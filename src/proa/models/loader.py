@@ -65,10 +65,7 @@ class ModelInfo:
     layout: KVLayout
     vocab_size: int
     max_position_embeddings: int
-    bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
-    num_experts: int
-    top_k: int
 
 
 def inspect(checkpoint: Checkpoint) -> ModelInfo:
@@ -80,10 +77,7 @@ def inspect(checkpoint: Checkpoint) -> ModelInfo:
         layout=spec.layout,
         vocab_size=spec.vocab_size,
         max_position_embeddings=config.max_position_embeddings,
-        bos_token_id=config.bos_token_id,
         eos_token_ids=config.eos_token_ids,
-        num_experts=config.moe.num_experts,
-        top_k=config.moe.top_k,
     )
 
 

@@ -78,13 +78,11 @@ class Generation:
         self._assemblers: dict[str, ChoiceAssembler] = {}
         requests = []
         for prompt, token_ids in enumerate(plan.prompts):
-            group = f"{plan.id}/{prompt}"
             for choice in range(plan.n):
-                rid = f"{group}.{choice}"
+                rid = f"{plan.id}/{prompt}.{choice}"
                 self._assemblers[rid] = assemblers[prompt * plan.n + choice]
-                requests.append(
-                    Generate(rid=rid, token_ids=token_ids, group=group, sampling=_seeded(plan.sampling[prompt], choice))
-                )
+                sampling = _seeded(plan.sampling[prompt], choice)
+                requests.append(Generate(rid=rid, token_ids=token_ids, sampling=sampling))
         self._stream = client.submit(requests, names=plan.names | {plan.id})
         metrics.request_started()
 
