@@ -41,4 +41,10 @@ constexpr float fp8_e4m3_to_f32(uint8_t byte) noexcept {
   return std::bit_cast<float>(sign | ((magnitude << 20) + (120u << 23)));
 }
 
+// OCP E8M0, the scale of the MX formats: 2^(byte - 127), 255 is NaN. Exact; 0 is a subnormal float.
+constexpr float e8m0_to_f32(uint8_t byte) noexcept {
+  if (byte == 0xff) return std::bit_cast<float>(0x7fc00000u);
+  return std::bit_cast<float>(byte == 0 ? 0x00400000u : static_cast<uint32_t>(byte) << 23);
+}
+
 }  // namespace proa::base

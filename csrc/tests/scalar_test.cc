@@ -67,6 +67,12 @@ void fp8_is_exact() {
   CHECK_EQ(fp8_e4m3_to_f32(0x7e), 448.0f);
 }
 
+void e8m0_is_exact() {
+  for (int byte = 0; byte < 255; ++byte)
+    CHECK_EQ(static_cast<double>(e8m0_to_f32(static_cast<uint8_t>(byte))), std::ldexp(1.0, byte - 127));
+  CHECK(std::isnan(e8m0_to_f32(255)));
+}
+
 }  // namespace
 
 int main() {
@@ -74,5 +80,6 @@ int main() {
   bf16_rounds_to_nearest_even();
   fp16_is_exact();
   fp8_is_exact();
+  e8m0_is_exact();
   return proa::test::result();
 }
