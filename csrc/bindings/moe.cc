@@ -63,7 +63,7 @@ class BoundExpertLayer {
     const auto& down = required_kernel("ExpertLayer", format, {hidden, intermediate});
     layer_ = std::make_unique<moe::ExpertLayer>(
         workspace_->workspace,
-        moe::ExpertLayerConfig{num_experts, hidden, intermediate, format, &gate_up, &down, max_top_k});
+        moe::ExpertLayerConfig{num_experts, hidden, intermediate, &gate_up, &down, max_top_k});
   }
 
   const moe::ExpertLayer& layer() const { return *layer_; }
@@ -74,10 +74,10 @@ class BoundExpertLayer {
     check_expert("ExpertLayer.load", expert);
     const format::Shape in{config().intermediate, config().hidden},
         out{config().hidden, config().intermediate};
-    const RawLinear raw_gate("ExpertLayer.load", "gate", "gate_scales", config().format, in, gate,
+    const RawLinear raw_gate("ExpertLayer.load", "gate", "gate_scales", config().gate_up_kernel->weight, in, gate,
                              gate_scales);
-    const RawLinear raw_up("ExpertLayer.load", "up", "up_scales", config().format, in, up, up_scales);
-    const RawLinear raw_down("ExpertLayer.load", "down", "down_scales", config().format, out, down,
+    const RawLinear raw_up("ExpertLayer.load", "up", "up_scales", config().gate_up_kernel->weight, in, up, up_scales);
+    const RawLinear raw_down("ExpertLayer.load", "down", "down_scales", config().down_kernel->weight, out, down,
                              down_scales);
     nb::gil_scoped_release release;
     layer_->load(expert, raw_gate.weight(), raw_up.weight(), raw_down.weight());

@@ -45,16 +45,17 @@ ExpertLayer::ExpertLayer(ExpertWorkspace& workspace, const ExpertLayerConfig& co
       gate_shape_{config.intermediate, config.hidden},
       down_shape_{config.hidden, config.intermediate},
       loaded_(static_cast<size_t>(config.num_experts)) {
-  gate_bytes_ = padded(format::packed_bytes(config.format, gate_shape_));
-  expert_bytes_ = 2 * gate_bytes_ + padded(format::packed_bytes(config.format, down_shape_));
+  gate_bytes_ = padded(format::packed_bytes(config.gate_up_kernel->weight, gate_shape_));
+  expert_bytes_ = 2 * gate_bytes_ + padded(format::packed_bytes(config.down_kernel->weight, down_shape_));
   const auto weight_bytes = static_cast<size_t>(config.num_experts * expert_bytes_);
   weights_ = base::Arena(weight_bytes);
   experts_ = weights_.take<std::byte>(weight_bytes);
 
-  const gemm::ActFormat act = config.down_kernel->act;
-  input_row_bytes_ = gemm::act_row_bytes(act, config.hidden);
-  intermediate_row_bytes_ = act == gemm::ActFormat::kF32 ? padded(4 * config.intermediate)
-                                                         : gemm::act_row_bytes(act, config.intermediate);
+  input_row_bytes_ = gemm::act_row_bytes(config.gate_up_kernel->act, config.hidden);
+  quantizes_intermediate_ = config.down_kernel->quantize != nullptr;
+  intermediate_row_bytes_ = quantizes_intermediate_
+                                ? gemm::act_row_bytes(config.down_kernel->act, config.intermediate)
+                                : padded(4 * config.intermediate);
   const int64_t max_pairs = workspace.max_tokens() * config.max_top_k;
   // Small enough for work for all threads.
   max_down_rows_ = down_tile_rows(config.hidden / (kItemsPerThread * workspace.pool().num_threads()));
@@ -74,9 +75,11 @@ void ExpertLayer::load(int64_t expert, const format::RawWeight& gate, const form
   const std::span<std::byte> places[] = {own, own.subspan(static_cast<size_t>(gate_bytes_)),
                                          own.subspan(static_cast<size_t>(2 * gate_bytes_))};
   const format::RawWeight* raw[] = {&gate, &up, &down};
+  const format::WeightFormat formats[] = {config_.gate_up_kernel->weight, config_.gate_up_kernel->weight,
+                                          config_.down_kernel->weight};
   for (int i = 0; i < 3; ++i)
     workspace_.pool().parallel_for(raw[i]->shape.panels(), 4, [&](int64_t begin, int64_t end, int) noexcept {
-      format::pack_panels(config_.format, *raw[i], places[i], begin, end);
+      format::pack_panels(formats[i], *raw[i], places[i], begin, end);
     });
   loaded_[static_cast<size_t>(expert)] = 1;
 }
@@ -155,9 +158,9 @@ void ExpertLayer::gate_up_item(const Lease& scratch, const ExpertGroup& tokens, 
   config_.gate_up_kernel->gemm(args);
   for (int64_t m = 0; m < tokens.size(); ++m) {
     std::byte* dst = scratch.intermediate + (tokens.begin + m) * intermediate_row_bytes_;
-    float* product = input_row_bytes_ == 0 ? reinterpret_cast<float*>(dst) + row : gate + m * kGateUpRows;
+    float* product = quantizes_intermediate_ ? gate + m * kGateUpRows : reinterpret_cast<float*>(dst) + row;
     config_.gate_up_kernel->silu_mul(gate + m * kGateUpRows, up + m * kGateUpRows, product, rows);
-    if (input_row_bytes_ != 0) config_.down_kernel->quantize(product, row, rows, config_.intermediate, dst);
+    if (quantizes_intermediate_) config_.down_kernel->quantize(product, row, rows, config_.intermediate, dst);
   }
 }
 

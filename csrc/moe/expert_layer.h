@@ -16,10 +16,9 @@ struct ExpertLayerConfig {
   int64_t num_experts = 0;
   int64_t hidden = 0;
   int64_t intermediate = 0;
-  format::WeightFormat format{};
+  // The kernels' formats are those of the weights; they may differ, and so may the activations they read.
   const gemm::Kernel* gate_up_kernel = nullptr;  // of [intermediate, hidden]
-  const gemm::Kernel* down_kernel =
-      nullptr;  // of [hidden, intermediate]; both read the same kind of activations
+  const gemm::Kernel* down_kernel = nullptr;     // of [hidden, intermediate]
   int64_t max_top_k = 0;
 };
 
@@ -31,8 +30,8 @@ class ExpertLayer {
   // std::bad_alloc.
   ExpertLayer(ExpertWorkspace& workspace, const ExpertLayerConfig& config);
 
-  // gate, up [intermediate, hidden], down [hidden, intermediate] in the layer's format. Expert may be loaded
-  // again.
+  // gate, up [intermediate, hidden] and down [hidden, intermediate] in the formats of their kernels. Expert
+  // may be loaded again.
   void load(int64_t expert, const format::RawWeight& gate, const format::RawWeight& up,
             const format::RawWeight& down) noexcept;
   bool is_loaded(int64_t expert) const noexcept { return loaded_[static_cast<size_t>(expert)] != 0; }
@@ -80,7 +79,8 @@ class ExpertLayer {
   ExpertLayerConfig config_;
   format::Shape gate_shape_, down_shape_;
   int64_t gate_bytes_ = 0, expert_bytes_ = 0;
-  int64_t input_row_bytes_ = 0;         // 0: x is read as it is
+  int64_t input_row_bytes_ = 0;  // 0: x is read as it is
+  bool quantizes_intermediate_ = false;
   int64_t intermediate_row_bytes_ = 0;  // of one pair
   int64_t max_down_rows_ = 0;           // of a tile
   ScratchSize scratch_size_;

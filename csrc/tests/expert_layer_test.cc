@@ -15,18 +15,25 @@ using format::WeightFormat;
 
 constexpr int64_t kExperts = 5, kHidden = 96, kIntermediate = 160, kTopK = 3, kMaxTokens = 170;
 
+struct Formats {
+  WeightFormat gate_up, down;
+};
+
+constexpr Formats same(WeightFormat weight) { return {weight, weight}; }
+
 struct Fixture {
   runtime::ThreadPool& pool;
   std::vector<gemm::PackedWeight> gate, up, down;
   moe::ExpertLayer layer;
 
-  Fixture(moe::ExpertWorkspace& workspace, WeightFormat weight, uint32_t seed)
-      : pool(workspace.pool()), layer(workspace, config(weight)) {
+  Fixture(moe::ExpertWorkspace& workspace, Formats formats, uint32_t seed)
+      : pool(workspace.pool()), layer(workspace, config(formats)) {
     test::Rng rng(seed);
     const format::Shape in{kIntermediate, kHidden}, out{kHidden, kIntermediate};
     for (int64_t e = 0; e < kExperts; ++e) {
-      const auto g = test::random_weight(rng, weight, in), u = test::random_weight(rng, weight, in),
-                 d = test::random_weight(rng, weight, out);
+      const auto g = test::random_weight(rng, formats.gate_up, in),
+                 u = test::random_weight(rng, formats.gate_up, in),
+                 d = test::random_weight(rng, formats.down, out);
       CHECK(!layer.is_loaded(e));
       layer.load(e, g.raw(), u.raw(), d.raw());
       CHECK(layer.is_loaded(e));
@@ -36,10 +43,14 @@ struct Fixture {
     }
   }
 
-  static moe::ExpertLayerConfig config(WeightFormat weight) {
+  static moe::ExpertLayerConfig config(Formats formats) {
     const cpu::IsaMask isa = cpu::isa_choice().in_use;
-    const auto* kernel = gemm::select_kernel(weight, {kIntermediate, kHidden}, isa);
-    return {kExperts, kHidden, kIntermediate, weight, kernel, kernel, kTopK};
+    return {kExperts,
+            kHidden,
+            kIntermediate,
+            gemm::select_kernel(formats.gate_up, {kIntermediate, kHidden}, isa),
+            gemm::select_kernel(formats.down, {kHidden, kIntermediate}, isa),
+            kTopK};
   }
 
   std::vector<float> linear(const gemm::PackedWeight& weight, const std::vector<float>& x) {
@@ -128,7 +139,7 @@ void shared_workspace(runtime::ThreadPool& pool) {
   const auto* kernel = gemm::select_kernel(WeightFormat::kF32, {32, 32}, cpu::isa_choice().in_use);
   moe::ExpertWorkspace workspace(pool, kMaxTokens);
   CHECK_EQ(workspace.bytes(), 0);
-  Fixture first(workspace, WeightFormat::kInt4G32, 4);
+  Fixture first(workspace, same(WeightFormat::kInt4G32), 4);
   const int64_t small = workspace.bytes();
   test::Rng rng(5);
   const auto x = test::random_floats(rng, kMaxTokens * kHidden, 0.1f);
@@ -136,12 +147,11 @@ void shared_workspace(runtime::ThreadPool& pool) {
   const auto ids = random_ids(rng, kMaxTokens);
   const auto out = first.forward(x, ids, weights);
 
-  const Fixture again(workspace, WeightFormat::kInt4G32, 4);
-  const moe::ExpertLayer fewer(workspace,
-                               {2, kHidden, kIntermediate, WeightFormat::kF32, kernel, kernel, kTopK - 2});
+  const Fixture again(workspace, same(WeightFormat::kInt4G32), 4);
+  const moe::ExpertLayer fewer(workspace, {2, kHidden, kIntermediate, kernel, kernel, kTopK - 2});
   CHECK_EQ(workspace.bytes(), small);
-  const moe::ExpertLayer larger(
-      workspace, {4 * kExperts, 8 * kHidden, 64 * kIntermediate, WeightFormat::kF32, kernel, kernel, kTopK});
+  const moe::ExpertLayer larger(workspace,
+                                {4 * kExperts, 8 * kHidden, 64 * kIntermediate, kernel, kernel, kTopK});
   const int64_t pairs = kMaxTokens * kTopK;
   const int64_t index = (4 * kExperts + 1) * 4 + 4 * kExperts * 12 + pairs * 8;
   CHECK(workspace.bytes() > small);
@@ -155,10 +165,13 @@ void shared_workspace(runtime::ThreadPool& pool) {
 int main() {
   runtime::ThreadPool one({0}), three({0, 0, 0});
   moe::ExpertWorkspace lonely(one, kMaxTokens), crowded(three, kMaxTokens);
-  for (auto weight :
-       {WeightFormat::kF32, WeightFormat::kBf16, WeightFormat::kInt4G32, WeightFormat::kFp8Block128}) {
+  // The last two: only one side reads quantized activations.
+  for (const Formats formats :
+       {same(WeightFormat::kF32), same(WeightFormat::kBf16), same(WeightFormat::kInt4G32),
+        same(WeightFormat::kFp8Block128), Formats{WeightFormat::kInt4G32, WeightFormat::kF32},
+        Formats{WeightFormat::kF32, WeightFormat::kInt4G32}}) {
     test::Rng rng(3);
-    Fixture alone(lonely, weight, 4), crowd(crowded, weight, 4);
+    Fixture alone(lonely, formats, 4), crowd(crowded, formats, 4);
     matches_linears(alone, rng);
     edges(crowd, rng);
     counts_distinct_experts(crowd);
