@@ -22,14 +22,23 @@ _FOREIGN_SUFFIXES = {"qweight": "GPTQ or AWQ", "weight_blocks": "MXFP4 blocks", 
 class RawLinear:
     """A weight `[out, in]` as stored, in the arrays `proa.native` packs.
 
-    format        data                          scales
-    f32           float32 [out, in]             None
-    bf16          uint16 [out, in]              None
-    int4_g32      uint8 [out, in / 2]           uint16 (bf16) [out, in / 32]
-    fp8_block128  uint8 (e4m3) [out, in]        float32 [ceil(out / 128), ceil(in / 128)]
+    format               data                           scales
+    f32, bf16, f16       float32, uint16, uint16        None
+    int4_gG              uint8 [out, in / 2]            uint16 (bf16) [out, in / G]       G = 32, 64 or 128
+    int4_gG_f16          uint8 [out, in / 2]            uint16 (fp16) [out, in / G]
+    int8_g128            int8 [out, in]                 uint16 (bf16) [out, ceil(in / 128)]
+    int8_g32_f16         int8 [out, in]                 uint16 (fp16) [out, in / 32]
+    fp8_block128         uint8 (e4m3) [out, in]         float32 [ceil(out / 128), ceil(in / 128)]
+    fp8_channel          uint8 (e4m3) [out, in]         float32 [out]
+    mxfp8                uint8 (e4m3) [out, in]         uint8 (e8m0) [out, in / 32]
+    mxfp4                uint8 (e2m1) [out, in / 2]     uint8 (e8m0) [out, in / 32]
+    nvfp4                uint8 (e2m1) [out, in / 2]     uint8 (e4m3) [out, in / 16]
 
-    int4: element 2b is the low nibble of byte b, 2b + 1 the high one; value = (nibble - 8) * scale.
-    fp8: value = e4m3 * scales[row // 128][column // 128].
+    Of two nibbles in byte b the low one is element 2b, the high one 2b + 1; an int4 nibble u is the integer u - 8.
+    A value is its element times the scale of its group; nvfp4 multiplies by `global_scale` too, all others have 1.
+
+    layout "ggml": `data` uint8 [out, bytes of a row], the blocks of a GGUF file; no scales.
+    bias: float32 [out], added to the product; None for none.
     """
 
     format: str
@@ -37,6 +46,9 @@ class RawLinear:
     in_features: int
     data: np.ndarray
     scales: np.ndarray | None
+    global_scale: float = 1.0
+    layout: str = "rows"
+    bias: np.ndarray | None = None
 
     @property
     def nbytes(self) -> int:

@@ -1,96 +1,172 @@
-"""numpy encoders and decoders of the quantized formats of `RawLinear`, for converters and as oracles in tests."""
+"""numpy encoders and decoders of the formats of `RawLinear`, for converters and as oracles in tests.
+
+Every quantizer takes the smallest scale at which no element of its group is off by more than half a step of the
+element's format, up to the rounding of the scale itself, and rounds elements to nearest even.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 from proa.weights.bfloat16 import bf16_from_f32, f32_from_bf16
+from proa.weights.float_codes import (
+    E2M1_MAX,
+    E4M3_MAX,
+    e2m1_from_f32,
+    e4m3_from_f32,
+    e8m0_from_f32,
+    f32_from_e2m1,
+    f32_from_e4m3,
+    f32_from_e8m0,
+)
+from proa.weights.formats import ROW_FORMATS, RowFormat
 from proa.weights.linear import RawLinear
-from proa.weights.quantization import FP8_BLOCK, INT4_GROUP
 
-__all__ = ["dequantize", "e4m3_from_f32", "f32_from_e4m3", "quantize_fp8_block128", "quantize_int4_g32"]
+__all__ = ["dequantize", "pack_nibbles", "quantize", "unpack_nibbles"]
 
-E4M3_MAX = 448.0
-_E4M3_NAN = 0x7F
+# Largest magnitude an element may have in units of its scale. int4 follows compressed-tensors: -7.5 rounds to -8, and
+# 7.5 is clamped to 7. Under e8m0 scales the limit is what still rounds to the largest code, or half of all groups
+# would pay for a scale twice as large.
+_TOP = {"int4": 7.5, "int8": 127.0, "e4m3": E4M3_MAX, "e2m1": E2M1_MAX}
+_TOP_E8M0 = {"e4m3": 464.0, "e2m1": 7.0}
+# A scale for groups of zeros, or so small that theirs rounds to zero: bf16's epsilon, as compressed-tensors has it.
+_NO_SCALE = np.array([2.0**-7], np.float32)
+_CHUNK_ROWS = 4096
 
 
-def quantize_int4_g32(weight: np.ndarray) -> RawLinear:
-    """float32 `[out, in]`, in a multiple of 32 -> int4_g32.
-
-    The rule of compressed-tensors' symmetric int4: scale = absmax / 7.5 per group of 32, rounded to bf16; then
-    q = clamp(round-half-even(w / scale), -8, 7), stored as q + 8.
-    """
+def quantize(weight: np.ndarray, to: str) -> RawLinear:
+    """float32 `[out, in]` -> the format `to`, layout "rows". `in` has to be a multiple of its group unless ragged."""
+    weight = np.ascontiguousarray(weight, np.float32)
     out_features, in_features = weight.shape
-    groups = weight.astype(np.float32, copy=False).reshape(out_features, in_features // INT4_GROUP, INT4_GROUP)
-    absmax = np.abs(groups).max(axis=2)
-    scales = bf16_from_f32(absmax / np.float32(7.5))
-    # A group of zeros, or one so small that its scale rounds to zero: the library takes bf16's epsilon.
-    scales[f32_from_bf16(scales) == 0] = bf16_from_f32(np.array(2.0**-7))
-    quants = np.clip(np.rint(groups / f32_from_bf16(scales)[:, :, None]), -8, 7)
-    nibbles = (quants + 8).astype(np.uint8).reshape(out_features, in_features)
-    return RawLinear("int4_g32", out_features, in_features, nibbles[:, 0::2] | nibbles[:, 1::2] << 4, scales)
+    row_format = ROW_FORMATS[to]
+    assert row_format.ragged or in_features % max(row_format.group, 1) == 0, f"{to}: {in_features} columns"
+    global_scale = 1.0
+    if row_format.global_scale:  # the largest group gets the largest e4m3 scale
+        absmax = max(-float(weight.min(initial=0.0)), float(weight.max(initial=0.0)))
+        global_scale = float(np.float32(absmax / (E4M3_MAX * E2M1_MAX))) or 1.0
+    # Parts end where a group of rows ends, so together they are the whole, at a fraction of the memory.
+    parts = [
+        _quantize_rows(weight[begin : begin + _CHUNK_ROWS], row_format, np.float32(global_scale))
+        for begin in range(0, out_features, _CHUNK_ROWS)
+    ]
+    data = np.concatenate([part[0] for part in parts])
+    scales = None if row_format.plain else np.concatenate([part[1] for part in parts if part[1] is not None])
+    return RawLinear(to, out_features, in_features, data, scales, global_scale)
 
 
-def quantize_fp8_block128(weight: np.ndarray) -> RawLinear:
-    """float32 `[out, in]` -> fp8_block128: scale = absmax / 448 per block of a ceil grid, e4m3 = round(w / scale)."""
-    out_features, in_features = weight.shape
-    rows, columns = -(-out_features // FP8_BLOCK), -(-in_features // FP8_BLOCK)
-    row_absmax = np.maximum.reduceat(np.abs(weight), np.arange(0, in_features, FP8_BLOCK), axis=1)
-    absmax = np.maximum.reduceat(row_absmax, np.arange(0, out_features, FP8_BLOCK), axis=0)
-    scales = np.where(absmax > 0, absmax / np.float32(E4M3_MAX), np.float32(1.0)).astype(np.float32)
-    assert scales.shape == (rows, columns)
-    codes = e4m3_from_f32(weight / _expand_blocks(scales, weight.shape))
-    return RawLinear("fp8_block128", out_features, in_features, codes, scales)
+def _quantize_rows(
+    weight: np.ndarray, row_format: RowFormat, global_scale: np.float32
+) -> tuple[np.ndarray, np.ndarray | None]:
+    if row_format.plain:
+        return _encode_elements(weight, row_format), None
+    top = (_TOP_E8M0 if row_format.scale == "e8m0" else _TOP)[row_format.element]
+    scales = _encode_scales(_group_absmax(weight, row_format) / np.float32(top) / global_scale, row_format)
+    steps = _expand(_decode_scales(scales, row_format), row_format, weight.shape) * global_scale
+    elements = np.divide(weight, steps, out=np.zeros_like(weight), where=steps != 0)
+    return _encode_elements(elements, row_format), scales
 
 
 def dequantize(linear: RawLinear) -> np.ndarray:
-    """The weight as float32 `[out, in]`: the value of every format, exactly (int4 and fp8: one f32 multiply)."""
-    if linear.format == "f32":
-        return np.array(linear.data)
-    if linear.format == "bf16":
-        return f32_from_bf16(linear.data)
-    assert linear.scales is not None
-    if linear.format == "fp8_block128":
-        shape = (linear.out_features, linear.in_features)
-        return np.asarray(f32_from_e4m3(linear.data) * _expand_blocks(linear.scales, shape))
-    assert linear.format == "int4_g32", linear.format
-    nibbles = np.empty((linear.out_features, linear.in_features), np.float32)
-    nibbles[:, 0::2] = linear.data & 15
-    nibbles[:, 1::2] = linear.data >> 4
-    return np.asarray((nibbles - 8) * np.repeat(f32_from_bf16(linear.scales), INT4_GROUP, axis=1))
+    """The weight as float32 `[out, in]`, layout "rows": exact for plain formats, else one float32 product.
+
+    nvfp4: two, (element * scale) * global_scale; the first is exact.
+    """
+    assert linear.layout == "rows", linear.layout
+    row_format = ROW_FORMATS[linear.format]
+    elements = _decode_elements(linear.data, row_format)
+    if linear.scales is None:
+        return elements
+    shape = (linear.out_features, linear.in_features)
+    values = elements * _expand(_decode_scales(linear.scales, row_format), row_format, shape)
+    return np.asarray(values * np.float32(linear.global_scale) if row_format.global_scale else values)
 
 
-def e4m3_from_f32(values: np.ndarray) -> np.ndarray:
-    """float32 -> uint8 e4m3fn, rounded to nearest even and saturated at 448; NaN -> NaN."""
-    magnitude = np.minimum(np.abs(values), np.float32(E4M3_MAX))
-    # frexp: magnitude = m * 2^e with m in [0.5, 1); below 2^-6 the format is subnormal with the step of 2^-6.
-    exponent = np.frexp(np.maximum(magnitude, np.float32(2.0**-6)))[1] - 1
-    steps = np.rint(np.ldexp(magnitude, 3 - exponent))
-    # Normal numbers have steps 8..16 (16 carries into the exponent), subnormal ones 0..8: the same sum for both.
-    codes = (exponent + 7) * 8 + np.nan_to_num(steps).astype(np.int32) - 8
-    codes = np.where(np.isnan(values), _E4M3_NAN, codes) | np.where(np.signbit(values), 0x80, 0)
-    return codes.astype(np.uint8)
+def pack_nibbles(codes: np.ndarray) -> np.ndarray:
+    """uint8 0..15 `[..., n]` -> uint8 `[..., n / 2]`, even columns in the low nibbles."""
+    return np.asarray(codes[..., 0::2] | codes[..., 1::2] << 4)
 
 
-def f32_from_e4m3(codes: np.ndarray) -> np.ndarray:
-    """uint8 e4m3fn of any shape -> float32, exact."""
-    return np.take(_E4M3_VALUES, codes)
+def unpack_nibbles(packed: np.ndarray) -> np.ndarray:
+    """uint8 `[..., n / 2]` -> uint8 0..15 `[..., n]`."""
+    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
 
 
-def _expand_blocks(scales: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-    """`[ceil(out / 128), ceil(in / 128)]` -> `[out, in]`."""
-    rows = np.repeat(scales, FP8_BLOCK, axis=0)[: shape[0]]
-    return np.repeat(rows, FP8_BLOCK, axis=1)[:, : shape[1]]
+def _group_absmax(weight: np.ndarray, row_format: RowFormat) -> np.ndarray:
+    """float32, one per scale."""
+    if row_format.group == 0:
+        return np.asarray(np.abs(weight).max(axis=1))
+    columns = np.maximum.reduceat(np.abs(weight), np.arange(0, weight.shape[1], row_format.group), axis=1)
+    if row_format.rows == 1:
+        return np.asarray(columns)
+    return np.asarray(np.maximum.reduceat(columns, np.arange(0, weight.shape[0], row_format.rows), axis=0))
 
 
-def _e4m3_table() -> np.ndarray:
-    codes = np.arange(256)
-    exponent, mantissa = codes >> 3 & 15, codes & 7
-    magnitude = np.where(
-        exponent == 0, np.ldexp(mantissa.astype(np.float32), -9), np.ldexp((8.0 + mantissa), exponent - 10)
-    )
-    magnitude = np.where(codes & 0x7F == _E4M3_NAN, np.nan, magnitude)
-    return np.where(codes & 0x80, -magnitude, magnitude).astype(np.float32)
+def _expand(scales: np.ndarray, row_format: RowFormat, shape: tuple[int, int]) -> np.ndarray:
+    """float32 scales -> one per element, or a shape that broadcasts to it."""
+    if row_format.group == 0:
+        return scales[:, None]
+    if row_format.rows > 1:
+        scales = np.repeat(scales, row_format.rows, axis=0)[: shape[0]]
+    return np.repeat(scales, row_format.group, axis=1)[:, : shape[1]]
 
 
-_E4M3_VALUES = _e4m3_table()
+def _encode_scales(scales: np.ndarray, row_format: RowFormat) -> np.ndarray:
+    if row_format.scale == "f32":
+        return np.where(scales > 0, scales, np.float32(1.0)).astype(np.float32)
+    if row_format.scale == "bf16":
+        encoded = bf16_from_f32(scales)
+        encoded[f32_from_bf16(encoded) == 0] = bf16_from_f32(_NO_SCALE)
+        return encoded
+    if row_format.scale == "f16":
+        halves = scales.astype(np.float16)
+        halves[halves == 0] = _NO_SCALE
+        return halves.view(np.uint16)
+    if row_format.scale == "e8m0":
+        return e8m0_from_f32(np.where(scales > 0, scales, np.float32(1.0)))
+    return e4m3_from_f32(scales)
+
+
+def _decode_scales(scales: np.ndarray, row_format: RowFormat) -> np.ndarray:
+    if row_format.scale == "bf16":
+        return f32_from_bf16(scales)
+    if row_format.scale == "f16":
+        return scales.view(np.float16).astype(np.float32)
+    if row_format.scale == "e8m0":
+        return f32_from_e8m0(scales)
+    return f32_from_e4m3(scales) if row_format.scale == "e4m3" else scales
+
+
+def _encode_elements(elements: np.ndarray, row_format: RowFormat) -> np.ndarray:
+    match row_format.element:
+        case "f32":
+            return elements
+        case "bf16":
+            return bf16_from_f32(elements)
+        case "f16":
+            return elements.astype(np.float16).view(np.uint16)
+        case "int4":
+            return pack_nibbles((np.clip(np.rint(elements), -8, 7) + 8).astype(np.uint8))
+        case "int8":
+            return np.asarray(np.clip(np.rint(elements), -127, 127).astype(np.int8))
+        case "e2m1":
+            return pack_nibbles(e2m1_from_f32(elements))
+        case "e4m3":
+            return e4m3_from_f32(elements)
+
+
+def _decode_elements(data: np.ndarray, row_format: RowFormat) -> np.ndarray:
+    match row_format.element:
+        case "f32":
+            return np.array(data)
+        case "bf16":
+            return f32_from_bf16(data)
+        case "f16":
+            return np.asarray(data.view(np.float16).astype(np.float32))
+        case "int4":
+            return unpack_nibbles(data).astype(np.float32) - np.float32(8)
+        case "int8":
+            return np.asarray(data.astype(np.float32))
+        case "e2m1":
+            return f32_from_e2m1(unpack_nibbles(data))
+        case "e4m3":
+            return f32_from_e4m3(data)
