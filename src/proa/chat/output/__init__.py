@@ -1,0 +1,1 @@
+"""What a model wrote -> reasoning, content and tool calls, as it arrives."""
