@@ -27,6 +27,7 @@ INT4: dict[str, Any] = {
         }
     },
 }
+GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": True, "desc_act": False}
 FP8: dict[str, Any] = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
 
 
@@ -248,27 +249,96 @@ def changed(config: dict[str, Any], **weights: Any) -> dict[str, Any]:
     return copy
 
 
-@pytest.mark.parametrize("config", [None, INT4, FP8, {"quant_method": "fp8", "weight_block_size": [128, 128]}])
-def test_supported_quantization(single: Path, config: Any) -> None:
+def activations(config: dict[str, Any], value: Any) -> dict[str, Any]:
+    copy: dict[str, Any] = json.loads(json.dumps(config))
+    copy["config_groups"]["group_0"]["input_activations"] = value
+    return copy
+
+
+def compressed(format: str, **weights: Any) -> dict[str, Any]:
+    group = {"weights": {"symmetric": True, **weights}, "input_activations": None}
+    return {"quant_method": "compressed-tensors", "format": format, "config_groups": {"group_0": group}}
+
+
+CHANNEL = compressed("float-quantized", num_bits=8, type="float", strategy="channel")
+MIXED = {
+    "quant_method": "compressed-tensors",
+    "format": "mixed-precision",
+    "config_groups": {
+        "a": CHANNEL["config_groups"]["group_0"] | {"format": "float-quantized"},
+        "b": INT4["config_groups"]["group_0"] | {"format": "pack-quantized"},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "formats"),
+    [
+        (None, None),
+        (INT4, {"int4_g32", "int4_g32_f16"}),
+        (changed(INT4, group_size=128), {"int4_g128", "int4_g128_f16"}),
+        (activations(INT4, {"num_bits": 8, "dynamic": True}), {"int4_g32", "int4_g32_f16"}),
+        (FP8, {"fp8_block128"}),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, {"fp8_block128"}),
+        ({**FP8, "expert_dtype": "fp4"}, {"fp8_block128", "mxfp4"}),
+        ({"quant_method": "fp8", "weight_block_size": [1, 32]}, {"mxfp8"}),
+        ({"quant_method": "mxfp8", "weight_block_size": [1, 32]}, {"mxfp8"}),
+        ({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, {"mxfp4"}),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, {"nvfp4"}),
+        (GPTQ, {"int4_g64", "int4_g64_f16"}),
+        (CHANNEL, {"fp8_channel"}),
+        (MIXED, {"fp8_channel", "int4_g32", "int4_g32_f16"}),
+        (
+            compressed("float-quantized", num_bits=8, type="float", strategy="block", block_structure=[128, 128]),
+            {"fp8_block128"},
+        ),
+        (compressed("mxfp8-quantized", num_bits=8, type="float", strategy="group", group_size=32), {"mxfp8"}),
+        (compressed("mxfp4-pack-quantized", num_bits=4, type="float", strategy="group", group_size=32), {"mxfp4"}),
+        (compressed("nvfp4-pack-quantized", num_bits=4, type="float", group_size=16), {"nvfp4"}),
+    ],
+)
+def test_supported_quantization(single: Path, config: Any, formats: set[str] | None) -> None:
     write_config(single, {"quantization_config": config})
-    Checkpoint.open(single)
+    assert Checkpoint.open(single).quantization.formats == formats
     write_config(single, {"text_config": {"quantization_config": config}})
-    Checkpoint.open(single)
+    assert Checkpoint.open(single).quantization.formats == formats
+
+
+def test_expert_dtype_may_stand_beside_quantization_config(single: Path) -> None:
+    write_config(single, {"expert_dtype": "fp4", "quantization_config": FP8})
+    assert Checkpoint.open(single).quantization.formats == {"fp8_block128", "mxfp4"}
+
+
+def test_gptq_says_how_it_stores_the_zero_point(single: Path) -> None:
+    for name, zero in (("gptq", 7), ("gptq_v2", 8), (None, None)):
+        write_config(single, {"quantization_config": {**GPTQ, "checkpoint_format": name}})
+        assert Checkpoint.open(single).quantization.gptq_zero == zero
 
 
 @pytest.mark.parametrize(
     "config",
     [
         {"quant_method": "gptq", "bits": 4},
+        {**GPTQ, "desc_act": True},
+        {**GPTQ, "sym": False},
+        {**GPTQ, "bits": 8},
+        {**GPTQ, "group_size": -1},
+        {"quant_method": "modelopt", "quant_algo": "FP8"},
+        {"quant_method": "mxfp8", "weight_block_size": [128, 128]},
+        {**FP8, "expert_dtype": "fp6"},
         {"quant_method": "awq"},
         {},
         {"quant_method": ["fp8"]},
         {"quant_method": "fp8"},
-        {**FP8, "weight_block_size": [1, 32]},
+        {**FP8, "weight_block_size": [1, 64]},
         {**FP8, "fmt": "e5m2"},
         {**INT4, "format": "float-quantized"},
         changed(INT4, num_bits=8),
-        changed(INT4, group_size=128),
+        changed(INT4, group_size=256),
+        changed(INT4, group_size=[32]),
+        {**INT4, "format": ["pack-quantized"]},
+        activations(INT4, {"num_bits": 8, "dynamic": False}),
+        activations(INT4, "int8"),
         changed(INT4, symmetric=False),
         changed(INT4, strategy="channel"),
         changed(INT4, actorder="group"),

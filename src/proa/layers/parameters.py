@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -101,7 +101,7 @@ class ParameterReader:
 
 def _can_stack(raws: Sequence[RawLinear]) -> bool:
     """fp8 scales cover 128 rows, so only blocks that end on a multiple of 128 can have others stacked below."""
-    if len({raw.format for raw in raws}) != 1:
+    if len({(raw.format, raw.layout, raw.global_scale) for raw in raws}) != 1:
         return False
     return raws[0].format != "fp8_block128" or all(raw.out_features % FP8_BLOCK == 0 for raw in raws[:-1])
 
@@ -110,10 +110,9 @@ def _stack(raws: Sequence[RawLinear]) -> RawLinear:
     if len(raws) == 1:
         return raws[0]
     scales = [raw.scales for raw in raws if raw.scales is not None]
-    return RawLinear(
-        format=raws[0].format,
+    return replace(
+        raws[0],
         out_features=sum(raw.out_features for raw in raws),
-        in_features=raws[0].in_features,
         data=np.concatenate([raw.data for raw in raws]),
         scales=np.concatenate(scales) if scales else None,
     )

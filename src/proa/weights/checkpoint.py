@@ -14,7 +14,7 @@ import numpy as np
 
 from proa.core.errors import CheckpointError
 from proa.weights.json_file import read_json_object
-from proa.weights.quantization import check_quantization
+from proa.weights.quantization import Quantization, parse_quantization
 from proa.weights.read_ahead import ReadAhead, ReadRange
 from proa.weights.safetensors import SafetensorsFile, check_tensor_name
 
@@ -27,8 +27,8 @@ INDEX_FILE = "model.safetensors.index.json"
 MAX_CONFIG_BYTES = 16 << 20
 RELEASE_BYTES = 256 << 20
 
-# Multimodal wrappers (Kimi K2.5 and later) store the language model below this prefix.
-WRAPPER_PREFIX = "language_model."
+# Multimodal wrappers store the language model below a prefix: Kimi K2.5 and later, Qwen3.5 and later.
+WRAPPERS = {"language_model.": "", "model.language_model.": "model."}
 
 _LAYER = re.compile(r"\blayers\.([0-9]{1,9})\.")
 
@@ -48,12 +48,16 @@ class RawTensor:
 class Checkpoint:
     """An opened checkpoint directory.
 
-    Tensor names are those of the language model: a stored `language_model.model.norm.weight` is `model.norm.weight`.
+    Tensor names are those of the language model: a stored `language_model.model.norm.weight` is `model.norm.weight`,
+    and so is `model.language_model.norm.weight`.
     """
 
-    def __init__(self, path: Path, config: dict[str, Any], files: list[SafetensorsFile]) -> None:
+    def __init__(
+        self, path: Path, config: dict[str, Any], quantization: Quantization, files: list[SafetensorsFile]
+    ) -> None:
         self.path = path
         self.config = config
+        self.quantization = quantization
         self._files = files
         self._locations = _locate(files)
         self._released_bytes = 0
@@ -71,8 +75,8 @@ class Checkpoint:
             if not directory.is_dir():
                 raise CheckpointError(str(directory), "a checkpoint directory", "no such directory", fix)
             config = read_json_object(directory / "config.json", MAX_CONFIG_BYTES)
-            check_quantization(quantization_config(config), str(directory / "config.json"))
-            return cls(directory, config, _open_files(directory))
+            quantization = parse_quantization(quantization_config(config), str(directory / "config.json"))
+            return cls(directory, config, quantization, _open_files(directory))
         except OSError as error:  # no permission to look into it, a name too long, a disk that fails
             raise CheckpointError(str(directory), "a readable directory", error.strerror or error, fix) from error
 
@@ -111,6 +115,11 @@ class Checkpoint:
         """The type one tensor is stored in, as the file spells it."""
         file, stored = self._location(name)
         return file.entries[stored].dtype
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of one tensor."""
+        file, stored = self._location(name)
+        return file.entries[stored].shape
 
     def where(self, name: str) -> str:
         """File and tensor, for error messages."""
@@ -165,11 +174,18 @@ class Checkpoint:
 
 
 def quantization_config(config: dict[str, Any]) -> Any:
-    """`quantization_config`, which wrappers keep inside `text_config`; None for an unquantized checkpoint."""
-    if config.get("quantization_config") is not None:
-        return config["quantization_config"]
+    """`quantization_config`, which wrappers keep inside `text_config`; None for an unquantized checkpoint.
+
+    `expert_dtype`, which DeepSeek-V4 has beside it, is put into it.
+    """
     text = config.get("text_config")
-    return text.get("quantization_config") if isinstance(text, dict) else None
+    for source in (config, text if isinstance(text, dict) else {}):
+        found = source.get("quantization_config")
+        if isinstance(found, dict) and "expert_dtype" in source:
+            return {"expert_dtype": source["expert_dtype"]} | found
+        if found is not None:
+            return found
+    return None
 
 
 def _open_files(directory: Path) -> list[SafetensorsFile]:
@@ -216,7 +232,7 @@ def _locate(files: list[SafetensorsFile]) -> dict[str, tuple[SafetensorsFile, st
     locations: dict[str, tuple[SafetensorsFile, str]] = {}
     for file in files:
         for stored in file.entries:
-            name = stored.removeprefix(WRAPPER_PREFIX)
+            name = _language_model_name(stored)
             if name in locations:
                 other_file, other = locations[name]
                 raise CheckpointError(
@@ -224,3 +240,10 @@ def _locate(files: list[SafetensorsFile]) -> dict[str, tuple[SafetensorsFile, st
                 )
             locations[name] = (file, stored)
     return locations
+
+
+def _language_model_name(stored: str) -> str:
+    for prefix, replacement in WRAPPERS.items():
+        if stored.startswith(prefix):
+            return replacement + stored.removeprefix(prefix)
+    return stored

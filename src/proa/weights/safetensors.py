@@ -23,7 +23,7 @@ MAX_HEADER_BYTES = 100_000_000
 MAX_RANK = 8
 MAX_NAME_LENGTH = 512
 
-# Types numpy lacks are viewed as unsigned integers of their width.
+# Types numpy lacks are viewed as unsigned integers of their width, F4 as bytes of two elements.
 NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     name: np.dtype(code)
     for name, code in {
@@ -34,6 +34,7 @@ NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
         "F8_E4M3": "u1",
         "F8_E5M2": "u1",
         "F8_E8M0": "u1",
+        "F4": "u1",
         "I64": "<i8",
         "I32": "<i4",
         "I16": "<i2",
@@ -49,7 +50,7 @@ NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where one tensor lies: bytes `[begin, end)` of its file."""
+    """Where one tensor lies: bytes `[begin, end)` of its file. `shape` counts elements, of F4 too."""
 
     name: str
     dtype: str
@@ -89,16 +90,17 @@ class SafetensorsFile:
         return cls(path, mapping, _parse_header(mapping, where))
 
     def array(self, name: str) -> np.ndarray:
-        """The tensor as a read-only array `[*shape]`; zero copy unless the file leaves it misaligned."""
+        """The tensor as a read-only array `[*shape]`, F4 as `[..., n / 2]`; zero copy unless the file misaligns it."""
         entry = self.entries[name]
         dtype = NUMPY_DTYPES[entry.dtype]
+        shape = _stored_shape(entry.dtype, list(entry.shape), name)
         count = entry.nbytes // dtype.itemsize
         if count == 0:
-            return np.empty(entry.shape, dtype)
+            return np.empty(shape, dtype)
         flat = np.frombuffer(self._mapping, dtype, count, entry.begin)
         if not flat.flags.aligned:
             flat = flat.copy()
-        return flat.reshape(entry.shape)
+        return flat.reshape(shape)
 
     def stored_bytes(self, name: str) -> np.ndarray:
         """The tensor's bytes as a uint8 view `[nbytes]` of the mapping."""
@@ -155,12 +157,21 @@ def _parse_entry(name: str, value: Any, data_begin: int, where: str) -> TensorEn
         raise CheckpointError(where, "data_offsets of two non-negative integers", _short(offsets))
     # Python integers do not overflow, so a product of any size is compared as it is.
     nbytes = NUMPY_DTYPES[dtype].itemsize
-    for dim in shape:
+    for dim in _stored_shape(dtype, shape, where):
         nbytes *= dim
     begin, end = offsets
     if end - begin != nbytes:
         raise CheckpointError(where, f"{_short(nbytes)} bytes for {dtype} {shape}", f"data_offsets {offsets}")
     return TensorEntry(name, dtype, tuple(shape), data_begin + begin, data_begin + end)
+
+
+def _stored_shape(dtype: str, shape: list[int], where: str) -> list[int]:
+    """Shape in items of numpy's type."""
+    if dtype != "F4":
+        return shape
+    if not shape or shape[-1] % 2:
+        raise CheckpointError(where, "an even last dimension for F4", _short(shape))
+    return [*shape[:-1], shape[-1] // 2]
 
 
 def _check_cover(entries: dict[str, TensorEntry], data_begin: int, file_bytes: int, where: str) -> None:
