@@ -22,4 +22,21 @@ constexpr int64_t act_row_bytes(ActFormat act, int64_t in_features) noexcept {
   return 0;
 }
 
+// Columns that share a scale: `quantize` is called with multiples of it, but for the end of a row.
+constexpr int64_t act_group(ActFormat act) noexcept {
+  switch (act) {
+    case ActFormat::kF32:
+      return 1;
+    case ActFormat::kInt8G32:
+      return format::kInt4Group;
+    case ActFormat::kBf16Terms:
+      return kSplitColumns;
+  }
+  return 1;
+}
+
+// Whether the cells of several tokens read rows that stand at one distance where they are. All others, and
+// all cells when rows are given by index, copy them next to each other for every row tile first.
+constexpr bool reads_in_place(ActFormat act) noexcept { return act == ActFormat::kBf16Terms; }
+
 }  // namespace proa::gemm

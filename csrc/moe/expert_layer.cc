@@ -3,34 +3,22 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <iterator>
 
 #include "gemm/act_format.h"
+#include "moe/tiles.h"
 
 namespace proa::moe {
 namespace {
 
 using format::kPanelRows;
 
-// Row tiles are multiples of 32 rows, so that a tile of the intermediate is whole quantization groups.
-constexpr int64_t kTileStep = 32;
-constexpr int64_t kGateUpRows = 64;
-constexpr int64_t kMaxDownRows = 256;
-constexpr int64_t kTokensPerItem = 144;
-// Results of one down tile per thread, when the largest batch allows: they should stay in cache until they
-// are summed.
-constexpr int64_t kResultBytes = 4 << 20;
-// Work items per thread below which tiles are made smaller.
-constexpr int64_t kItemsPerThread = 4;
-// Quantizing less than this is done by the caller: a fork would take longer.
+// Results of one down tile per thread, when the largest batch allows.
+constexpr int64_t kResultBytes = 8 << 20;
+// Quantizing or copying less than this is done by the caller: a fork would take longer.
 constexpr int64_t kForkFloats = 64 * 1024;
 
-constexpr int64_t ceil_div(int64_t a, int64_t b) noexcept { return (a + b - 1) / b; }
 constexpr int64_t padded(int64_t bytes) noexcept { return ceil_div(bytes, 64) * 64; }
-
-// The largest tile of at most `rows` rows.
-constexpr int64_t down_tile_rows(int64_t rows) noexcept {
-  return std::clamp(rows / kTileStep * kTileStep, kTileStep, kMaxDownRows);
-}
 
 // sum[r] += weight * row[r], unfused, in every build the same.
 void add_scaled(float* sum, const float* row, float weight, int64_t n) noexcept {
@@ -56,15 +44,18 @@ ExpertLayer::ExpertLayer(ExpertWorkspace& workspace, const ExpertLayerConfig& co
   intermediate_row_bytes_ = quantizes_intermediate_
                                 ? gemm::act_row_bytes(config.down_kernel->act, config.intermediate)
                                 : padded(4 * config.intermediate);
+  row_step_ = std::max(kTileStep, gemm::act_group(config.down_kernel->act));
   const int64_t max_pairs = workspace.max_tokens() * config.max_top_k;
-  // Small enough for work for all threads.
-  max_down_rows_ = down_tile_rows(config.hidden / (kItemsPerThread * workspace.pool().num_threads()));
+  const int64_t largest_tile = down_tile_rows(max_pairs, 1);
   scratch_size_ = {.num_experts = config.num_experts,
                    .max_pairs = max_pairs,
                    .input_bytes = workspace.max_tokens() * input_row_bytes_,
+                   .gathered_bytes = gemm::reads_in_place(config.gate_up_kernel->act)
+                                         ? std::min(max_pairs * input_row_bytes_, kMaxGatheredBytes)
+                                         : 0,
                    .intermediate_bytes = max_pairs * intermediate_row_bytes_,
-                   .results_per_thread = std::max(kTileStep * max_pairs,
-                                                  std::min(kResultBytes / 4, max_down_rows_ * max_pairs))};
+                   .results_per_thread =
+                       max_pairs * std::max(kTileStep, std::min(kResultBytes / 4 / max_pairs, largest_tile))};
   workspace.reserve(scratch_size_);
 }
 
@@ -90,7 +81,11 @@ void ExpertLayer::forward(const Batch& batch) noexcept {
   const auto start = std::chrono::steady_clock::now();
   scratch.groups.assign({batch.ids, static_cast<size_t>(batch.num_tokens * batch.top_k)}, batch.top_k,
                         config_.num_experts);
-  if (!scratch.groups.active().empty()) run_gate_up(scratch, prepare_input(scratch, batch));
+  if (!scratch.groups.active().empty()) {
+    const gemm::ActRows x = prepare_input(scratch, batch);
+    gather_input(scratch, x);
+    run_gate_up(scratch, x);
+  }
   run_down(scratch, batch);
   bytes_read_.fetch_add(static_cast<int64_t>(scratch.groups.active().size()) * expert_bytes_,
                         std::memory_order_relaxed);
@@ -116,59 +111,78 @@ gemm::ActRows ExpertLayer::prepare_input(const Lease& scratch, const Batch& batc
   return {scratch.input, input_row_bytes_, nullptr};
 }
 
-// Work items are (expert, token block, row tile), numbered through.
-void ExpertLayer::run_gate_up(const Lease& scratch, const gemm::ActRows& x) const noexcept {
+bool ExpertLayer::is_gathered(const ExpertGroup& group) const noexcept {
+  return scratch_size_.gathered_bytes > 0 && group.size() >= kManyTokens &&
+         group.end * input_row_bytes_ <= scratch_size_.gathered_bytes;
+}
+
+// Copies the rows of the experts that have many tokens to the rows of their positions, where every tile then
+// reads them without bringing them together first.
+void ExpertLayer::gather_input(const Lease& scratch, const gemm::ActRows& x) const noexcept {
   const std::span<const ExpertGroup> groups = scratch.groups.active();
-  const auto count_items = [&](int64_t tile_rows) noexcept {
-    int64_t items = 0;
-    for (const ExpertGroup& group : groups)
-      items += ceil_div(group.size(), kTokensPerItem) * ceil_div(config_.intermediate, tile_rows);
-    return items;
-  };
-  int64_t tile_rows = kGateUpRows;
-  if (count_items(tile_rows) < kItemsPerThread * scratch.pool.num_threads()) tile_rows = kTileStep;
-  const int64_t tiles = ceil_div(config_.intermediate, tile_rows);
-  scratch.pool.parallel_for(count_items(tile_rows), 1, [&](int64_t item, int64_t, int) noexcept {
-    size_t g = 0;
-    for (int64_t n; item >= (n = ceil_div(groups[g].size(), kTokensPerItem) * tiles); ++g) item -= n;
-    const ExpertGroup& group = groups[g];
-    // Token blocks of one tile follow each other, so its weights come from memory once.
-    const int64_t blocks = ceil_div(group.size(), kTokensPerItem);
-    const int64_t begin = group.begin + item % blocks * kTokensPerItem;
-    const int64_t end = std::min<int64_t>(begin + kTokensPerItem, group.end);
-    const int64_t row = item / blocks * tile_rows;
-    gate_up_item(scratch, {group.expert, static_cast<int32_t>(begin), static_cast<int32_t>(end)}, row,
-                 std::min(tile_rows, config_.intermediate - row), x);
+  const auto is_many = [&](const ExpertGroup& group) { return is_gathered(group); };
+  if (std::none_of(groups.begin(), groups.end(), is_many)) return;
+  scratch.pool.parallel_for(static_cast<int64_t>(groups.size()), 1, [&](int64_t g, int64_t, int) noexcept {
+    const ExpertGroup& group = groups[static_cast<size_t>(g)];
+    if (!is_many(group)) return;
+    for (int64_t p = group.begin; p < group.end; ++p)
+      std::memcpy(scratch.gathered + p * input_row_bytes_, x.row(scratch.groups.tokens()[p]),
+                  static_cast<size_t>(input_row_bytes_));
   });
 }
 
-// Rows [row, row + rows) of silu(gate) * up for one block of an expert's tokens, to the rows of their
-// positions.
-void ExpertLayer::gate_up_item(const Lease& scratch, const ExpertGroup& tokens, int64_t row, int64_t rows,
-                               gemm::ActRows x) const noexcept {
-  alignas(64) float gate[kTokensPerItem * kGateUpRows];
-  alignas(64) float up[kTokensPerItem * kGateUpRows];
-  x.index = scratch.groups.tokens() + tokens.begin;
-  gemm::GemmArgs args{
-      gate_of(tokens.expert), gate_shape_, row / kPanelRows, ceil_div(row + rows, kPanelRows), x,
-      tokens.size(),          gate,        kGateUpRows};
+void ExpertLayer::run_gate_up(const Lease& scratch, const gemm::ActRows& x) const noexcept {
+  GateUpPlan& plan = scratch.plan;
+  plan.assign(scratch.groups.active(), config_.intermediate, row_step_, scratch.pool.num_threads());
+  scratch.pool.parallel_for(plan.num_items(), 1, [&](int64_t item, int64_t, int) noexcept {
+    gate_up_item(scratch, plan.item(item), x);
+  });
+}
+
+// silu(gate) * up of one item, to the rows of its positions.
+void ExpertLayer::gate_up_item(const Lease& scratch, const GateUpItem& item, gemm::ActRows x) const noexcept {
+  alignas(64) float gate[kMaxBlockTokens * kMaxTileRows];
+  alignas(64) float up[kMaxBlockTokens * kMaxTileRows];
+  if (is_gathered(item.group))
+    x.data = scratch.gathered + item.begin * input_row_bytes_;
+  else
+    x.index = scratch.groups.tokens() + item.begin;
+  gemm::GemmArgs args{gate_of(item.group.expert),
+                      gate_shape_,
+                      item.row / kPanelRows,
+                      ceil_div(item.row + item.rows, kPanelRows),
+                      x,
+                      item.tokens,
+                      gate,
+                      item.rows};
   config_.gate_up_kernel->gemm(args);
-  args.weight = up_of(tokens.expert);
+  args.weight = up_of(item.group.expert);
   args.out = up;
   config_.gate_up_kernel->gemm(args);
-  for (int64_t m = 0; m < tokens.size(); ++m) {
-    std::byte* dst = scratch.intermediate + (tokens.begin + m) * intermediate_row_bytes_;
-    float* product = quantizes_intermediate_ ? gate + m * kGateUpRows : reinterpret_cast<float*>(dst) + row;
-    config_.gate_up_kernel->silu_mul(gate + m * kGateUpRows, up + m * kGateUpRows, product, rows);
-    if (quantizes_intermediate_) config_.down_kernel->quantize(product, row, rows, config_.intermediate, dst);
+  for (int64_t m = 0; m < item.tokens; ++m) {
+    std::byte* dst = scratch.intermediate + (item.begin + m) * intermediate_row_bytes_;
+    float* gate_row = gate + m * item.rows;
+    float* product = quantizes_intermediate_ ? gate_row : reinterpret_cast<float*>(dst) + item.row;
+    config_.gate_up_kernel->silu_mul(gate_row, up + m * item.rows, product, item.rows);
+    if (quantizes_intermediate_)
+      config_.down_kernel->quantize(product, item.row, item.rows, config_.intermediate, dst);
   }
+}
+
+// Few tokens: tiles small enough for several items per thread. Many: as large as equal shares of the threads
+// allow, as every tile reads the intermediate of all pairs.
+int64_t ExpertLayer::down_tile_rows(int64_t pairs, int64_t experts) const noexcept {
+  const int64_t threads = workspace_.pool().num_threads();
+  const int64_t share = pairs < kManyTokens * experts ? kItemsPerThread * threads : threads;
+  return even_tile(ceil_div(config_.hidden, share), kMaxTileRows, kTileStep);
 }
 
 void ExpertLayer::run_down(const Lease& scratch, const Batch& batch) const noexcept {
   const std::span<const ExpertGroup> groups = scratch.groups.active();
   const int64_t pairs = groups.empty() ? 1 : groups.back().end;
   // As many as there is room for the results of.
-  const int64_t rows = std::min(max_down_rows_, down_tile_rows(scratch_size_.results_per_thread / pairs));
+  const int64_t room = scratch_size_.results_per_thread / pairs / kTileStep * kTileStep;
+  const int64_t rows = std::min(room, down_tile_rows(pairs, std::max<int64_t>(1, std::ssize(groups))));
   scratch.pool.parallel_for(ceil_div(config_.hidden, rows), 1,
                             [&](int64_t item, int64_t, int thread) noexcept {
                               const int64_t row = item * rows;
@@ -188,7 +202,7 @@ void ExpertLayer::down_item(const Lease& scratch, const Batch& batch, int64_t ro
                                results + group.begin * rows, rows});
   }
   for (int64_t t = 0; t < batch.num_tokens; ++t) {
-    float sum[kMaxDownRows] = {};
+    float sum[kMaxTileRows] = {};
     for (int64_t pair = t * batch.top_k; pair < (t + 1) * batch.top_k; ++pair)
       if (const int32_t position = scratch.groups.positions()[pair]; position >= 0)
         add_scaled(sum, results + position * rows, batch.weights[pair], rows);

@@ -68,9 +68,11 @@ class ExpertLayer {
   const std::byte* down_of(int64_t expert) const noexcept { return gate_of(expert) + 2 * gate_bytes_; }
 
   gemm::ActRows prepare_input(const Lease& scratch, const Batch& batch) const noexcept;
+  bool is_gathered(const ExpertGroup& group) const noexcept;
+  void gather_input(const Lease& scratch, const gemm::ActRows& x) const noexcept;
   void run_gate_up(const Lease& scratch, const gemm::ActRows& x) const noexcept;
-  void gate_up_item(const Lease& scratch, const ExpertGroup& tokens, int64_t row, int64_t rows,
-                    gemm::ActRows x) const noexcept;
+  void gate_up_item(const Lease& scratch, const GateUpItem& item, gemm::ActRows x) const noexcept;
+  int64_t down_tile_rows(int64_t pairs, int64_t experts) const noexcept;
   void run_down(const Lease& scratch, const Batch& batch) const noexcept;
   void down_item(const Lease& scratch, const Batch& batch, int64_t row, int64_t rows,
                  float* results) const noexcept;
@@ -82,7 +84,7 @@ class ExpertLayer {
   int64_t input_row_bytes_ = 0;  // 0: x is read as it is
   bool quantizes_intermediate_ = false;
   int64_t intermediate_row_bytes_ = 0;  // of one pair
-  int64_t max_down_rows_ = 0;           // of a tile
+  int64_t row_step_ = 0;                // tiles of the intermediate end at multiples of it
   ScratchSize scratch_size_;
   base::Arena weights_;
   std::span<std::byte> experts_;  // per expert: gate | up | down

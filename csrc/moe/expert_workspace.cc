@@ -12,7 +12,7 @@ int64_t padded(int64_t bytes) noexcept {
 }  // namespace
 
 int64_t ScratchSize::bytes(int num_threads) const noexcept {
-  return padded(input_bytes) + padded(intermediate_bytes) +
+  return padded(input_bytes) + padded(gathered_bytes) + padded(intermediate_bytes) +
          padded(num_threads * results_per_thread * static_cast<int64_t>(sizeof(float)));
 }
 
@@ -25,19 +25,21 @@ void ExpertWorkspace::reserve(const ScratchSize& size) {
     arena_ = std::move(larger);
   }
   groups_.reserve(size.num_experts, size.max_pairs);
+  plan_.reserve(size.num_experts);
 }
 
 ExpertWorkspace::Lease::Lease(ExpertWorkspace& workspace, const ScratchSize& size) noexcept
-    : pool(workspace.pool_), groups(workspace.groups_), lock_(workspace.busy_) {
+    : pool(workspace.pool_), groups(workspace.groups_), plan(workspace.plan_), lock_(workspace.busy_) {
   // Not in the initializers: reserve() may move the block until the lock is held.
   input = workspace.block_.data();
-  intermediate = input + padded(size.input_bytes);
+  gathered = input + padded(size.input_bytes);
+  intermediate = gathered + padded(size.gathered_bytes);
   results = reinterpret_cast<float*>(intermediate + padded(size.intermediate_bytes));
 }
 
 int64_t ExpertWorkspace::bytes() const noexcept {
   const std::lock_guard lock(busy_);
-  return static_cast<int64_t>(arena_.capacity()) + groups_.bytes();
+  return static_cast<int64_t>(arena_.capacity()) + groups_.bytes() + plan_.bytes();
 }
 
 }  // namespace proa::moe

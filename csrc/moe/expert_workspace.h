@@ -8,6 +8,7 @@
 
 #include "base/arena.h"
 #include "moe/expert_groups.h"
+#include "moe/gate_up_plan.h"
 #include "runtime/thread_pool.h"
 
 namespace proa::moe {
@@ -17,18 +18,26 @@ struct ScratchSize {
   int64_t num_experts = 0;
   int64_t max_pairs = 0;           // (token, slot)
   int64_t input_bytes = 0;         // quantized x [max_tokens]; 0 when x is read as it is
+  int64_t gathered_bytes = 0;      // quantized x of pairs; 0 when cells bring rows together themselves
   int64_t intermediate_bytes = 0;  // [max_pairs]
   int64_t results_per_thread = 0;  // floats
 
   int64_t bytes(int num_threads) const noexcept;
 };
 
+// Of quantized x in the order of experts; experts whose pairs come later read it in the order of tokens.
+inline constexpr int64_t kMaxGatheredBytes = int64_t{256} << 20;
+
 // One block, as large as the largest layer needs it, cut anew for the layer that runs. Layers reserve when
 // they are built; a forward allocates nothing. With n threads, P = max_tokens * max_top_k and B bytes per
-// activation (1.25 for int4 weights, else 4, and then x takes nothing) a layer needs at most
-//   B * max_tokens * hidden + B * P * intermediate + P * max(hidden, 128 n) bytes:
-// 46 MB for the experts of Kimi K2 (hidden 7168, intermediate 2048, top-8, int4) at 528 tokens and up to 56
-// threads.
+// activation (1.25 for int8 activations, 4 for two bf16 terms, and 4 for floats, where x takes nothing) a
+// layer needs at most
+//   B * max_tokens * hidden + B * P * intermediate                               x and the intermediate
+//   + max(128 n P, min(8 MiB * n, 4 P * (hidden + 32 n)))                        results of down tiles
+//   + min(256 MiB, 4 P * hidden)                                                 two bf16 terms only:
+//   gathered x
+// bytes: 50 MB for the experts of Kimi K2 (hidden 7168, intermediate 2048, top-8, int4) at 528 tokens and 8
+// threads, 137 MB with 32 threads or more; 206 MB in bf16 on AMX with 8.
 class ExpertWorkspace {
  public:
   // `pool` must outlive the workspace. No batch may have more than max_tokens tokens.
@@ -47,7 +56,9 @@ class ExpertWorkspace {
 
     runtime::ThreadPool& pool;
     ExpertGroups& groups;
+    GateUpPlan& plan;
     std::byte* input;
+    std::byte* gathered;  // row p: of the pair at position p
     std::byte* intermediate;
     float* results;  // [num_threads, results_per_thread]
 
@@ -67,6 +78,7 @@ class ExpertWorkspace {
   base::Arena arena_;
   std::span<std::byte> block_;
   ExpertGroups groups_;
+  GateUpPlan plan_;
 };
 
 }  // namespace proa::moe

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "gemm/linear.h"
+#include "moe/gate_up_plan.h"
 #include "tests/check.h"
 #include "tests/random_weight.h"
 
@@ -153,16 +154,48 @@ void shared_workspace(runtime::ThreadPool& pool) {
   const moe::ExpertLayer larger(workspace,
                                 {4 * kExperts, 8 * kHidden, 64 * kIntermediate, kernel, kernel, kTopK});
   const int64_t pairs = kMaxTokens * kTopK;
-  const int64_t index = (4 * kExperts + 1) * 4 + 4 * kExperts * 12 + pairs * 8;
+  const int64_t index = (4 * kExperts + 1) * 4 + 4 * kExperts * (12 + 48) + pairs * 8;
+  const int64_t threads = pool.num_threads();
   CHECK(workspace.bytes() > small);
-  CHECK(workspace.bytes() <= pairs * 4 * 64 * kIntermediate +
-                                 pairs * std::max(8 * kHidden, 128L * pool.num_threads()) + index + 256);
+  CHECK(workspace.bytes() <=
+        pairs * 4 * 64 * kIntermediate + 4 * pairs * (8 * kHidden + 32 * threads) + index + 256);
   CHECK(first.forward(x, ids, weights) == out);
+}
+
+// Every row of every position once, in tiles and blocks within their limits.
+void plan_covers_every_group(test::Rng& rng) {
+  moe::GateUpPlan plan;
+  plan.reserve(40);
+  for (int trial = 0; trial < 200; ++trial) {
+    std::vector<moe::ExpertGroup> groups;
+    int32_t end = 0;
+    for (int64_t g = test::pick(rng, 1, 6); g > 0; --g) {
+      const int32_t begin = end;
+      end +=
+          static_cast<int32_t>(test::pick(rng, 1, 2) == 1 ? test::pick(rng, 1, 9) : test::pick(rng, 1, 600));
+      groups.push_back({static_cast<int32_t>(40 - g), begin, end});
+    }
+    const int64_t rows = test::pick(rng, 1, 700), step = test::pick(rng, 1, 2) == 1 ? 32 : 128;
+    plan.assign(groups, rows, step, test::pick(rng, 1, 40));
+    std::vector<int> hits(static_cast<size_t>(end * rows));
+    for (int64_t i = 0; i < plan.num_items(); ++i) {
+      const moe::GateUpItem item = plan.item(i);
+      CHECK(item.tokens >= 1 && item.tokens <= moe::kMaxBlockTokens);
+      CHECK(item.rows >= 1 && item.rows <= moe::kMaxTileRows && item.row % step == 0);
+      CHECK((item.row + item.rows) % step == 0 || item.row + item.rows == rows);
+      CHECK(item.begin >= item.group.begin && item.begin + item.tokens <= item.group.end);
+      for (int64_t p = item.begin; p < item.begin + item.tokens; ++p)
+        for (int64_t r = item.row; r < item.row + item.rows; ++r) ++hits[static_cast<size_t>(p * rows + r)];
+    }
+    CHECK(std::all_of(hits.begin(), hits.end(), [](int n) { return n == 1; }));
+  }
 }
 
 }  // namespace
 
 int main() {
+  test::Rng plan_rng(1);
+  plan_covers_every_group(plan_rng);
   runtime::ThreadPool one({0}), three({0, 0, 0});
   moe::ExpertWorkspace lonely(one, kMaxTokens), crowded(three, kMaxTokens);
   // The last two: only one side reads quantized activations.

@@ -164,8 +164,8 @@ def test_layers_share_a_workspace(pool: _C.ThreadPool) -> None:
     assert workspace.max_tokens == MAX_TOKENS and workspace.nbytes == 0
     layers = [_C.ExpertLayer(workspace, EXPERTS, HIDDEN, INTERMEDIATE, "f32", max_top_k=TOP_K) for _ in range(3)]
     pairs = MAX_TOKENS * TOP_K
-    results = pairs * max(HIDDEN, 128 * pool.num_threads)
-    index = 8 * pairs + 16 * EXPERTS + 4
+    results = 4 * pairs * (HIDDEN + 32 * pool.num_threads)
+    index = 8 * pairs + 64 * EXPERTS + 4
     assert 4 * pairs * INTERMEDIATE < workspace.nbytes <= 4 * pairs * INTERMEDIATE + results + index + 192
     before, alone = workspace.nbytes, _C.ExpertWorkspace(pool, MAX_TOKENS)
     wider = [_C.ExpertLayer(w, 1, HIDDEN, 8 * INTERMEDIATE, "f32", max_top_k=1) for w in (workspace, alone)]
