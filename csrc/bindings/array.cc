@@ -67,8 +67,10 @@ const DlExchange* exchange_of(PyTypeObject* type) {
 DType dtype_of(DlType type) {
   if (type.lanes != 1) return DType::kOther;
   if (type.code == kDlFloat && type.bits == 32) return DType::kF32;
-  if (type.code == kDlBfloat || (type.code == kDlUint && type.bits == 16)) return DType::kBf16;
+  if (type.code == kDlBfloat) return DType::kBf16;
+  if (type.code == kDlUint && type.bits == 16) return DType::kU16;
   if (type.code == kDlInt && type.bits == 32) return DType::kI32;
+  if (type.code == kDlInt && type.bits == 8) return DType::kI8;
   // torch tells float8_e4m3fn apart by a code of its own; its bytes are read as uint8.
   if (type.bits == 8 && type.code != kDlInt) return DType::kU8;
   return DType::kOther;
@@ -80,17 +82,24 @@ const char* name_of(DType dtype) {
       return "float32";
     case DType::kBf16:
       return "bfloat16 (uint16)";
+    case DType::kU16:
+      return "uint16";
     case DType::kI32:
       return "int32";
     case DType::kU8:
       return "uint8";
+    case DType::kI8:
+      return "int8";
     case DType::kOther:
       break;
   }
   return "another dtype";
 }
 
-size_t item_bytes(DType dtype) { return dtype == DType::kU8 ? 1 : dtype == DType::kBf16 ? 2 : 4; }
+size_t item_bytes(DType dtype) {
+  if (dtype == DType::kU8 || dtype == DType::kI8) return 1;
+  return dtype == DType::kBf16 || dtype == DType::kU16 ? 2 : 4;
+}
 
 std::string text_of(const int64_t* sizes, int rank) {
   std::string text = "[";
@@ -174,17 +183,21 @@ void Array::set_buffer_dtype() {
   if (format == "f" && buffer_.itemsize == 4)
     dtype_ = DType::kF32;
   else if (format == "H")
-    dtype_ = DType::kBf16;
+    dtype_ = DType::kU16;
   else if ((format == "i" || format == "l") && buffer_.itemsize == 4)
     dtype_ = DType::kI32;
   else if (format == "B")
     dtype_ = DType::kU8;
+  else if (format == "b")
+    dtype_ = DType::kI8;
   else
     other_dtype_ = "format '" + std::string(format) + "'";
 }
 
 const Array& Array::expect(DType dtype, std::initializer_list<int64_t> shape, Layout layout) const {
-  if (dtype_ != dtype) fail_type(name_of(dtype), dtype_ == DType::kOther ? other_dtype_ : name_of(dtype_));
+  const bool bits = dtype == DType::kBf16 && dtype_ == DType::kU16;
+  if (dtype_ != dtype && !bits)
+    fail_type(name_of(dtype), dtype_ == DType::kOther ? other_dtype_ : name_of(dtype_));
   bool same = rank_ == static_cast<int>(shape.size());
   for (int i = 0; same && i < rank_; ++i)
     same = shape.begin()[i] == kAnySize || shape.begin()[i] == shape_[i];

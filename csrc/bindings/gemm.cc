@@ -20,24 +20,21 @@ using namespace nb::literals;
 namespace proa::bindings {
 namespace {
 
-// Far above any model; keeps products of sizes inside int64.
-constexpr int64_t kMaxFeatures = int64_t{1} << 24;
-
-format::Shape checked_shape(const char* function, int64_t out_features, int64_t in_features) {
-  const auto valid = [](int64_t n) { return n >= 1 && n <= kMaxFeatures; };
-  if (!valid(out_features) || !valid(in_features))
-    throw std::invalid_argument(std::string("[") + function +
-                                "] expected out_features and in_features in 1 .. " +
-                                std::to_string(kMaxFeatures) + ", got " + std::to_string(out_features) +
-                                " and " + std::to_string(in_features));
-  return {out_features, in_features};
+nb::list weight_formats() {
+  nb::list names;
+  for (int i = 0; i < format::kNumFormats; ++i)
+    names.append(std::string(format::format_name(static_cast<format::WeightFormat>(i))));
+  return names;
 }
 
-nb::list kernel_report(const std::string& format_name, int64_t out_features, int64_t in_features) {
+nb::list kernel_report(const std::string& format_name, int64_t out_features, int64_t in_features,
+                       const std::string& activations_name) {
   const auto shape = checked_shape("kernel_report", out_features, in_features);
   const auto format = parse_format("kernel_report", format_name);
+  const auto activations = parse_activations("kernel_report", activations_name);
   nb::list report;
-  for (const auto& candidate : gemm::explain_selection(format, shape, cpu::isa_choice().in_use)) {
+  for (const auto& candidate :
+       gemm::explain_selection(format, shape, cpu::isa_choice().in_use, activations)) {
     nb::dict row;
     row["name"] = candidate.kernel->name;
     row["chosen"] = candidate.chosen;
@@ -47,15 +44,14 @@ nb::list kernel_report(const std::string& format_name, int64_t out_features, int
   return report;
 }
 
-std::unique_ptr<gemm::PackedWeight> pack(const Pool& pool, const std::string& format_name, nb::object data,
-                                         nb::object scales, int64_t out_features, int64_t in_features) {
-  const auto shape = checked_shape("PackedWeight.pack", out_features, in_features);
-  const auto format = parse_format("PackedWeight.pack", format_name);
-  const gemm::Kernel& kernel = required_kernel("PackedWeight.pack", format, shape);
-  const RawLinear raw("PackedWeight.pack", "data", "scales", format, shape, data, scales);
+std::unique_ptr<gemm::PackedWeight> pack(const Pool& pool, nb::handle linear) {
+  RawLinear raw("PackedWeight.pack", "linear", linear);
+  const gemm::Kernel& kernel =
+      required_kernel("PackedWeight.pack", raw.format(), raw.shape(), gemm::Activations::kInt8);
+  const format::RawWeight& weight = raw.checked_weight();
   const auto threads = pool.use();
   nb::gil_scoped_release release;
-  return std::make_unique<gemm::PackedWeight>(gemm::pack_weight(*threads, kernel, raw.weight()));
+  return std::make_unique<gemm::PackedWeight>(gemm::pack_weight(*threads, kernel, weight));
 }
 
 nb::object dequantize(const gemm::PackedWeight& weight) {
@@ -125,15 +121,16 @@ void heads_linear(const Pool& pool, nb::object x_object, nb::sequence weight_obj
 }  // namespace
 
 void init_gemm(nb::module_& m) {
+  m.def("weight_formats", &weight_formats, "The names of all weight formats.");
   m.def("kernel_report", &kernel_report, "format"_a, "out_features"_a, "in_features"_a,
+        "activations"_a = "int8",
         "Every kernel of a weight format, best first: {name, chosen, reason} for a linear [out, in] on this "
-        "machine.");
+        "machine. activations 'bf16' passes over kernels that round activations to int8 where others run.");
   nb::class_<gemm::PackedWeight>(m, "PackedWeight", "One linear [out, in] in kernel layout (csrc/format).")
-      .def_static(
-          "pack", &pack, "pool"_a, "format"_a, "data"_a, "scales"_a.none(), "out_features"_a, "in_features"_a,
-          "f32 float32 [out, in] | bf16 [out, in] | int4_g32 uint8 [out, in/2], scales bf16 [out, in/32] | "
-          "fp8_block128 uint8 [out, in], scales float32 [ceil(out/128), ceil(in/128)]. ValueError when no "
-          "kernel takes the shape.")
+      .def_static("pack", &pack, "pool"_a, "linear"_a,
+                  "linear: an object with the attributes of proa.weights.linear.RawLinear, which says what "
+                  "arrays each format has. TypeError or ValueError for others, ValueError when no kernel "
+                  "takes the shape.")
       .def_prop_ro("format",
                    [](const gemm::PackedWeight& w) { return std::string(format::format_name(w.format)); })
       .def_prop_ro("kernel", [](const gemm::PackedWeight& w) { return std::string(w.kernel->name); })

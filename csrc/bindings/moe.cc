@@ -51,7 +51,7 @@ class BoundExpertLayer {
  public:
   BoundExpertLayer(std::shared_ptr<BoundWorkspace> workspace, int64_t num_experts, int64_t hidden,
                    int64_t intermediate, const std::string& format_name, const std::string& activation,
-                   int64_t max_top_k)
+                   int64_t max_top_k, const std::string& activations_name)
       : workspace_(std::move(workspace)) {
     check_range("ExpertLayer", "num_experts", num_experts, 1 << 16);
     check_range("ExpertLayer", "hidden", hidden, 1 << 20);
@@ -59,8 +59,9 @@ class BoundExpertLayer {
     check_range("ExpertLayer", "max_top_k", max_top_k, kMaxTopK);
     if (activation != "silu") refuse("ExpertLayer", "activation 'silu'", "'" + activation + "'");
     const auto format = parse_format("ExpertLayer", format_name);
-    const auto& gate_up = required_kernel("ExpertLayer", format, {intermediate, hidden});
-    const auto& down = required_kernel("ExpertLayer", format, {hidden, intermediate});
+    const auto activations = parse_activations("ExpertLayer", activations_name);
+    const auto& gate_up = required_kernel("ExpertLayer", format, {intermediate, hidden}, activations);
+    const auto& down = required_kernel("ExpertLayer", format, {hidden, intermediate}, activations);
     layer_ = std::make_unique<moe::ExpertLayer>(
         workspace_->workspace,
         moe::ExpertLayerConfig{num_experts, hidden, intermediate, &gate_up, &down, max_top_k});
@@ -69,18 +70,17 @@ class BoundExpertLayer {
   const moe::ExpertLayer& layer() const { return *layer_; }
   const moe::ExpertLayerConfig& config() const { return layer_->config(); }
 
-  void load(int64_t expert, nb::object gate, nb::object gate_scales, nb::object up, nb::object up_scales,
-            nb::object down, nb::object down_scales) {
-    check_expert("ExpertLayer.load", expert);
-    const format::Shape in{config().intermediate, config().hidden},
-        out{config().hidden, config().intermediate};
-    const RawLinear raw_gate("ExpertLayer.load", "gate", "gate_scales", config().gate_up_kernel->weight, in, gate,
-                             gate_scales);
-    const RawLinear raw_up("ExpertLayer.load", "up", "up_scales", config().gate_up_kernel->weight, in, up, up_scales);
-    const RawLinear raw_down("ExpertLayer.load", "down", "down_scales", config().down_kernel->weight, out, down,
-                             down_scales);
+  void load(int64_t expert, nb::handle gate, nb::handle up, nb::handle down) {
+    constexpr const char* kName = "ExpertLayer.load";
+    check_expert(kName, expert);
+    RawLinear raw_gate(kName, "gate", gate), raw_up(kName, "up", up), raw_down(kName, "down", down);
+    check_linear("gate", raw_gate, config().gate_up_kernel->weight, {config().intermediate, config().hidden});
+    check_linear("up", raw_up, config().gate_up_kernel->weight, {config().intermediate, config().hidden});
+    check_linear("down", raw_down, config().down_kernel->weight, {config().hidden, config().intermediate});
+    const format::RawWeight &gate_weight = raw_gate.checked_weight(), &up_weight = raw_up.checked_weight(),
+                            &down_weight = raw_down.checked_weight();
     nb::gil_scoped_release release;
-    layer_->load(expert, raw_gate.weight(), raw_up.weight(), raw_down.weight());
+    layer_->load(expert, gate_weight, up_weight, down_weight);
   }
 
   bool is_loaded(int64_t expert) const {
@@ -123,6 +123,18 @@ class BoundExpertLayer {
   void check_expert(const char* function, int64_t expert) const {
     if (expert < 0 || expert >= config().num_experts)
       refuse(function, "expert in 0 .. " + std::to_string(config().num_experts - 1), std::to_string(expert));
+  }
+
+  static void check_linear(const char* argument, const RawLinear& linear, format::WeightFormat format,
+                           format::Shape shape) {
+    const auto describe = [](format::WeightFormat name, format::Shape size) {
+      return "'" + std::string(format::format_name(name)) + "' [" + std::to_string(size.out_features) + ", " +
+             std::to_string(size.in_features) + "]";
+    };
+    if (linear.format() != format || linear.shape().out_features != shape.out_features ||
+        linear.shape().in_features != shape.in_features)
+      refuse("ExpertLayer.load", std::string(argument) + " as " + describe(format, shape),
+             describe(linear.format(), linear.shape()));
   }
 
   void check_ids(const int32_t* ids, int64_t n) const {
@@ -187,12 +199,12 @@ void init_moe(nb::module_& m) {
   nb::class_<BoundExpertLayer>(m, "ExpertLayer",
                                "The routed experts of one layer; a dense MLP is one with one expert.")
       .def(nb::init<std::shared_ptr<BoundWorkspace>, int64_t, int64_t, int64_t, const std::string&,
-                    const std::string&, int64_t>(),
+                    const std::string&, int64_t, const std::string&>(),
            "workspace"_a, "num_experts"_a, "hidden"_a, "intermediate"_a, "format"_a, "activation"_a = "silu",
-           "max_top_k"_a = 8)
-      .def("load", &BoundExpertLayer::load, "expert"_a, "gate"_a, "gate_scales"_a.none(), "up"_a,
-           "up_scales"_a.none(), "down"_a, "down_scales"_a.none(),
-           "gate, up [intermediate, hidden], down [hidden, intermediate], arrays as for PackedWeight.pack.")
+           "max_top_k"_a = 8, "activations"_a = "int8",
+           "activations 'bf16' passes over kernels that round activations to int8 where others run.")
+      .def("load", &BoundExpertLayer::load, "expert"_a, "gate"_a, "up"_a, "down"_a,
+           "gate, up [intermediate, hidden], down [hidden, intermediate], objects as for PackedWeight.pack.")
       .def("forward", &BoundExpertLayer::forward, "x"_a, "ids"_a, "weights"_a, "out"_a,
            "accumulate"_a = false,
            "out[t] = sum over slots of weights * expert(x[t]), or += with accumulate. x, out float32 [T, "

@@ -109,7 +109,7 @@ void rope(const Pool& pool, nb::handle x_arg, nb::handle cos_arg, nb::handle sin
 
 // Checks an array that may be float or bf16; true when it is bf16.
 bool expect_float(const Array& a, std::initializer_list<int64_t> shape) {
-  const bool bf16 = a.dtype() == DType::kBf16;
+  const bool bf16 = a.dtype() == DType::kBf16 || a.dtype() == DType::kU16;
   a.expect(bf16 ? DType::kBf16 : DType::kF32, shape, Layout::kRows);
   return bf16;
 }

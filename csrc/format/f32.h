@@ -7,22 +7,36 @@
 #include <cstdint>
 #include <cstring>
 
-#include "format/weight_format.h"
+#include "format/format_info.h"
 
 namespace proa::format::f32 {
 
 inline constexpr int64_t kColumnBytes = 4 * kPanelRows;
 
-inline void encode_panel(const float* rows, int64_t in_features, int64_t num_rows,
-                         std::byte* panel) noexcept {
-  auto* dst = reinterpret_cast<float*>(panel);
-  for (int64_t k = 0; k < in_features; ++k)
-    for (int64_t r = 0; r < kPanelRows; ++r)
-      dst[k * kPanelRows + r] = r < num_rows ? rows[r * in_features + k] : 0.0f;
+inline RawSpec raw_spec(const Shape& shape, RawLayout layout) noexcept {
+  if (layout != RawLayout::kRows) return {};
+  return {matrix(Element::kF32, shape.out_features, shape.in_features), {}};
+}
+
+inline int64_t panel_bytes(int64_t in_features) noexcept { return in_features * kColumnBytes; }
+
+inline void pack_panel(const RawWeight& raw, int64_t panel, std::byte* panel_memory) noexcept {
+  const int64_t in = raw.shape.in_features, num_rows = rows_of_panel(raw.shape, panel);
+  const auto* rows = static_cast<const float*>(raw.data) + panel * kPanelRows * in;
+  auto* dst = reinterpret_cast<float*>(panel_memory);
+  for (int64_t k = 0; k < in; ++k)
+    for (int64_t r = 0; r < kPanelRows; ++r) dst[k * kPanelRows + r] = r < num_rows ? rows[r * in + k] : 0.0f;
 }
 
 inline float decode(const std::byte* panel, int64_t row, int64_t k) noexcept {
   return reinterpret_cast<const float*>(panel)[k * kPanelRows + row];
 }
+
+inline float decode_element(const std::byte* panel, int64_t, int64_t row, int64_t k) noexcept {
+  return decode(panel, row, k);
+}
+
+inline constexpr FormatInfo kInfo = {WeightFormat::kF32, "f32",      any_shape,     raw_spec, false,
+                                     panel_bytes,        pack_panel, decode_element};
 
 }  // namespace proa::format::f32

@@ -17,7 +17,7 @@
 #include <cstring>
 
 #include "base/scalar.h"
-#include "format/weight_format.h"
+#include "format/format_info.h"
 
 namespace proa::format::int4_g32 {
 
@@ -34,14 +34,27 @@ inline void encode_row(const std::byte* words, uint16_t scale, int64_t row, std:
   std::memcpy(block + kNibbleBytes + 2 * row, &scale, 2);
 }
 
-inline void encode_panel(const uint8_t* rows, const uint16_t* scales, int64_t in_features, int64_t num_rows,
-                         std::byte* panel) noexcept {
+inline const char* reject(const Shape& shape) noexcept {
+  return shape.in_features % kInt4Group == 0 ? nullptr : "in_features is not a multiple of the group of 32";
+}
+
+inline RawSpec raw_spec(const Shape& shape, RawLayout layout) noexcept {
+  if (layout != RawLayout::kRows) return {};
+  return {matrix(Element::kCode, shape.out_features, shape.in_features / 2),
+          matrix(Element::kBf16, shape.out_features, shape.in_features / kInt4Group)};
+}
+
+inline int64_t panel_bytes(int64_t in_features) noexcept { return in_features / kInt4Group * kBlockBytes; }
+
+inline void pack_panel(const RawWeight& raw, int64_t panel_index, std::byte* panel) noexcept {
   static constexpr uint32_t kZeroRow[kWords] = {kZeroWord, kZeroWord, kZeroWord, kZeroWord};
-  const int64_t groups = in_features / kInt4Group;
-  const auto* src = reinterpret_cast<const std::byte*>(rows);
+  const int64_t in = raw.shape.in_features, groups = in / kInt4Group;
+  const int64_t num_rows = rows_of_panel(raw.shape, panel_index);
+  const auto* src = static_cast<const std::byte*>(raw.data) + panel_index * kPanelRows * (in / 2);
+  const auto* scales = static_cast<const uint16_t*>(raw.scales) + panel_index * kPanelRows * groups;
   for (int64_t g = 0; g < groups; ++g, panel += kBlockBytes) {
     for (int64_t r = 0; r < num_rows; ++r)
-      encode_row(src + r * (in_features / 2) + g * (kInt4Group / 2), scales[r * groups + g], r, panel);
+      encode_row(src + r * (in / 2) + g * (kInt4Group / 2), scales[r * groups + g], r, panel);
     for (int64_t r = num_rows; r < kPanelRows; ++r)
       encode_row(reinterpret_cast<const std::byte*>(kZeroRow), 0, r, panel);
   }
@@ -60,5 +73,12 @@ inline float decode_scale(const std::byte* panel, int64_t row, int64_t group) no
   std::memcpy(&bits, panel + group * kBlockBytes + kNibbleBytes + 2 * row, 2);
   return base::bf16_to_f32(bits);
 }
+
+inline float decode_element(const std::byte* panel, int64_t, int64_t row, int64_t k) noexcept {
+  return static_cast<float>(decode_q(panel, row, k)) * decode_scale(panel, row, k / kInt4Group);
+}
+
+inline constexpr FormatInfo kInfo = {
+    WeightFormat::kInt4G32, "int4_g32", reject, raw_spec, false, panel_bytes, pack_panel, decode_element};
 
 }  // namespace proa::format::int4_g32

@@ -67,12 +67,18 @@ struct Candidate {
   std::string reason;  // why it was chosen or not
 };
 
+// kInt8: the fastest cells. kBf16: no cells that quantize activations to int8, for formats that have others
+// that can run.
+enum class Activations : uint8_t { kInt8, kBf16 };
+
+constexpr bool is_int8(ActFormat act) noexcept { return act == ActFormat::kInt8G32; }
+
 // All cells of `format` with the verdict for `shape` under the instructions `isa`. At most one is chosen.
 std::vector<Candidate> explain_selection(format::WeightFormat format, const format::Shape& shape,
-                                         cpu::IsaMask isa);
+                                         cpu::IsaMask isa, Activations activations = Activations::kInt8);
 
 // The first cell that can run, or nullptr (then explain_selection says why).
-const Kernel* select_kernel(format::WeightFormat format, const format::Shape& shape,
-                            cpu::IsaMask isa) noexcept;
+const Kernel* select_kernel(format::WeightFormat format, const format::Shape& shape, cpu::IsaMask isa,
+                            Activations activations = Activations::kInt8) noexcept;
 
 }  // namespace proa::gemm

@@ -16,9 +16,9 @@ constexpr int64_t kRowsPerItem = kPanelsPerItem * format::kPanelRows;
 
 // The activations of all jobs as the cell wants them: job j, token t at row j * num_tokens + t, or the floats
 // themselves.
-class Activations {
+class JobActivations {
  public:
-  Activations(runtime::ThreadPool& pool, std::span<const LinearJob> jobs, int64_t num_tokens, bool tiny)
+  JobActivations(runtime::ThreadPool& pool, std::span<const LinearJob> jobs, int64_t num_tokens, bool tiny)
       : jobs_(jobs), num_tokens_(num_tokens) {
     const Kernel& kernel = *jobs[0].weight->kernel;
     if (kernel.quantize == nullptr) return;
@@ -108,7 +108,7 @@ void run_linears(runtime::ThreadPool& pool, std::span<const LinearJob> jobs, int
   const int64_t products =
       static_cast<int64_t>(jobs.size()) * num_tokens * shape.out_features * shape.in_features;
   const bool tiny = products < kTinyProducts;
-  const Activations activations(pool, jobs, num_tokens, tiny);
+  const JobActivations activations(pool, jobs, num_tokens, tiny);
   const int64_t row_items = (shape.panels() + kPanelsPerItem - 1) / kPanelsPerItem;
   const int64_t token_items = (num_tokens + kTokensPerItem - 1) / kTokensPerItem;
   // Token blocks of one row tile follow each other, so its weights come from memory once.

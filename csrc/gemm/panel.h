@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "format/fp8_block128.h"
 #include "gemm/kernel.h"
 
 namespace proa::gemm {
@@ -15,9 +16,9 @@ inline int valid_rows(const GemmArgs& args, int64_t panel) noexcept {
 
 // fp8: the scale of each 128 columns of `panel`.
 inline const float* fp8_scales(const GemmArgs& args, int64_t panel) noexcept {
-  const auto* scales = reinterpret_cast<const float*>(args.weight + format::fp8_scales_offset(args.shape));
-  const int64_t blocks = (args.shape.in_features + format::kFp8Block - 1) / format::kFp8Block;
-  return scales + panel / (format::kFp8Block / format::kPanelRows) * blocks;
+  const int64_t in = args.shape.in_features;
+  const int64_t bytes = format::ceil_div(format::fp8_block128::panel_bytes(in), 64) * 64;
+  return format::fp8_block128::block_scales(args.weight + panel * bytes, in);
 }
 
 }  // namespace proa::gemm

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/scalar.h"
-#include "format/weight_format.h"
+#include "format/format_info.h"
 
 namespace proa::test {
 
@@ -37,8 +37,10 @@ std::vector<std::byte> bytes_of(const std::vector<T>& values) {
 struct CheckpointWeight {
   format::Shape shape;
   std::vector<std::byte> data, scales;
+  float global_scale = 1.0f;
+  format::RawLayout layout = format::RawLayout::kRows;
 
-  format::RawWeight raw() const { return {shape, data.data(), scales.data()}; }
+  format::RawWeight raw() const { return {shape, data.data(), scales.data(), global_scale, layout}; }
 };
 
 inline std::vector<std::byte> random_bf16(Rng& rng, int64_t n, float std) {
@@ -47,37 +49,60 @@ inline std::vector<std::byte> random_bf16(Rng& rng, int64_t n, float std) {
   return bytes_of(bits);
 }
 
-inline CheckpointWeight random_weight(Rng& rng, format::WeightFormat weight, format::Shape shape) {
-  using format::WeightFormat;
-  const int64_t n = shape.out_features * shape.in_features;
-  CheckpointWeight result{shape, {}, {}};
-  const auto random_bytes = [&](int64_t count) {
-    std::vector<uint8_t> bytes;
-    for (int64_t i = 0; i < count; ++i) {
-      auto byte = static_cast<uint8_t>(rng());
-      if (weight == WeightFormat::kFp8Block128 && (byte & 0x7f) == 0x7f) byte = 0;
-      bytes.push_back(byte);
-    }
-    return bytes_of(bytes);
-  };
-  const auto ceil = [](int64_t m) { return (m + format::kFp8Block - 1) / format::kFp8Block; };
-  switch (weight) {
-    case WeightFormat::kF32:
-      result.data = bytes_of(random_floats(rng, n));
-      break;
-    case WeightFormat::kBf16:
-      result.data = random_bf16(rng, n, 1.0f);
-      break;
-    case WeightFormat::kInt4G32:
-      result.data = random_bytes(n / 2);
-      result.scales = random_bf16(rng, n / format::kInt4Group, 0.1f);
-      break;
-    case WeightFormat::kFp8Block128:
-      result.data = random_bytes(n);
-      result.scales = bytes_of(random_floats(rng, ceil(shape.out_features) * ceil(shape.in_features), 0.01f));
-      break;
+// Signs and exponents 2^-14 .. 2^0.
+inline std::vector<std::byte> random_f16(Rng& rng, int64_t n) {
+  std::vector<uint16_t> bits;
+  for (int64_t i = 0; i < n; ++i)
+    bits.push_back(static_cast<uint16_t>((rng() & 0x83ffu) | static_cast<uint32_t>(pick(rng, 1, 15)) << 10));
+  return bytes_of(bits);
+}
+
+inline std::vector<std::byte> random_codes(Rng& rng, int64_t n, format::Element element) {
+  std::vector<uint8_t> bytes;
+  for (int64_t i = 0; i < n; ++i) {
+    auto byte = static_cast<uint8_t>(rng());
+    if (element == format::Element::kE4m3 && (byte & 0x7f) == 0x7f) byte = 0;
+    if (element == format::Element::kE8m0) byte = static_cast<uint8_t>(pick(rng, 115, 130));
+    bytes.push_back(byte);
   }
-  return result;
+  return bytes_of(bytes);
+}
+
+// Finite elements of any sign; floats have the standard deviation `std`.
+inline std::vector<std::byte> random_array(Rng& rng, const format::ArraySpec& spec, float std) {
+  using format::Element;
+  int64_t n = 1;
+  for (int i = 0; i < spec.rank; ++i) n *= spec.size[i];
+  switch (spec.element) {
+    case Element::kNone:
+      return {};
+    case Element::kF32:
+      return bytes_of(random_floats(rng, n, std));
+    case Element::kBf16:
+      return random_bf16(rng, n, std);
+    case Element::kF16:
+      return random_f16(rng, n);
+    default:
+      return random_codes(rng, n, spec.element);
+  }
+}
+
+// The formats that can be packed.
+inline std::vector<format::WeightFormat> packable_formats() {
+  std::vector<format::WeightFormat> formats;
+  for (int i = 0; i < format::kNumFormats; ++i) {
+    const auto weight = static_cast<format::WeightFormat>(i);
+    if (format::format_info(weight).pack_panel != nullptr) formats.push_back(weight);
+  }
+  return formats;
+}
+
+// Layout kRows.
+inline CheckpointWeight random_weight(Rng& rng, format::WeightFormat weight, format::Shape shape) {
+  const format::FormatInfo& info = format::format_info(weight);
+  const format::RawSpec spec = info.raw_spec(shape, format::RawLayout::kRows);
+  return {shape, random_array(rng, spec.data, 1.0f), random_array(rng, spec.scales, 0.1f),
+          info.has_global_scale ? 0.37f : 1.0f};
 }
 
 // 64-byte aligned, as kernels want it.

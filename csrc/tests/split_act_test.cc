@@ -51,9 +51,9 @@ std::vector<float> weight_row(WeightFormat weight, const Case& c, std::span<cons
 const float* scale_of(WeightFormat weight, const Case& c, std::span<const std::byte> packed, int64_t row,
                       int64_t k) {
   if (weight == WeightFormat::kBf16) return nullptr;
-  const int64_t blocks = format::fp8_block128::block_columns(c.shape.in_features);
-  const auto* scales = reinterpret_cast<const float*>(packed.data() + format::fp8_scales_offset(c.shape));
-  return scales + row / format::kFp8Block * blocks + k / format::kFp8Block;
+  const int64_t in = c.shape.in_features;
+  const std::byte* panel = packed.data() + row / format::kPanelRows * format::panel_bytes(weight, in);
+  return format::fp8_block128::block_scales(panel, in) + k / format::kFp8Block;
 }
 
 struct Output {

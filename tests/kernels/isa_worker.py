@@ -17,7 +17,7 @@ from proa.native import _C
 def digest_linear(pool: _C.ThreadPool, format: str, rows: int, columns: int, tokens: int, seed: int) -> str:
     rng = np.random.default_rng(seed)
     case = WeightCase.make(format, rows, columns, rng)
-    weight = _C.PackedWeight.pack(pool, format, case.data, case.scales, rows, columns)
+    weight = _C.PackedWeight.pack(pool, case)
     out = np.empty((tokens, rows), np.float32)
     _C.linear(pool, rng.standard_normal((tokens, columns), np.float32), weight, out)
     return hashlib.sha256(out.tobytes() + weight.dequantize().tobytes()).hexdigest()

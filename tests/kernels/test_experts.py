@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.kernels.weight_cases import EPS, FORMATS, WeightCase, product
 
 from proa.native import _C
+from proa.weights.linear import RawLinear
 
 HIDDEN, INTERMEDIATE, EXPERTS, TOP_K, MAX_TOKENS = 96, 160, 6, 3, 160
 
@@ -35,7 +36,7 @@ class Experts:
         workspace = where if isinstance(where, _C.ExpertWorkspace) else _C.ExpertWorkspace(where, MAX_TOKENS)
         layer = _C.ExpertLayer(workspace, EXPERTS, HIDDEN, INTERMEDIATE, self.format, max_top_k=TOP_K)
         for expert, (gate, up, down) in enumerate(self.linears):
-            layer.load(expert, gate.data, gate.scales, up.data, up.scales, down.data, down.scales)
+            layer.load(expert, gate, up, down)
         return layer
 
     def exact(self, x: np.ndarray, ids: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -145,7 +146,7 @@ def test_skipped_slots_and_accumulation(pool: _C.ThreadPool, experts: Experts) -
 def test_a_dense_mlp_is_one_expert(pool: _C.ThreadPool, experts: Experts) -> None:
     gate, up, down = experts.linears[0]
     layer = _C.ExpertLayer(_C.ExpertWorkspace(pool, 8), 1, HIDDEN, INTERMEDIATE, experts.format, max_top_k=1)
-    layer.load(0, gate.data, gate.scales, up.data, up.scales, down.data, down.scales)
+    layer.load(0, gate, up, down)
     batch = Batch(Batch.make(8, 5).x, np.zeros((8, 1), np.int32), np.ones((8, 1), np.float32))
     exact, bound = experts.exact(batch.x, batch.ids, batch.weights)
     assert (np.abs(forward(layer, batch) - exact) <= bound).all()
@@ -270,11 +271,18 @@ def test_workspace_refuses(pool: _C.ThreadPool) -> None:
 
 def test_load_refuses(pool: _C.ThreadPool) -> None:
     layer = _C.ExpertLayer(_C.ExpertWorkspace(pool), 2, 32, 64, "f32")
-    gate, down = np.ones((64, 32), np.float32), np.ones((32, 64), np.float32)
-    with pytest.raises(ValueError, match="expert in 0 .. 1, got 2"):
-        layer.load(2, gate, None, gate, None, down, None)
-    with pytest.raises(ValueError, match=r"expected down with shape \[32, 64\]"):
-        layer.load(0, gate, None, gate, None, gate, None)
+    gate = RawLinear("f32", 64, 32, np.ones((64, 32), np.float32), None)
+    down = RawLinear("f32", 32, 64, np.ones((32, 64), np.float32), None)
+    with pytest.raises(ValueError, match="expected expert in 0 .. 1, got 2"):
+        layer.load(2, gate, gate, down)
+    with pytest.raises(ValueError, match=r"expected down as 'f32' \[32, 64\], got 'f32' \[64, 32\]"):
+        layer.load(0, gate, gate, gate)
+    with pytest.raises(ValueError, match=r"expected up as 'f32' \[64, 32\], got 'bf16' \[64, 32\]"):
+        layer.load(0, gate, replace(gate, format="bf16"), down)
+    with pytest.raises(ValueError, match=r"expected gate.data with shape \[64, 32\], got \[32, 64\]"):
+        layer.load(0, replace(gate, data=down.data), gate, down)
+    with pytest.raises(TypeError, match=r"expected gate with the attributes of RawLinear, got .*ndarray without"):
+        layer.load(0, gate.data, gate, down)
     with pytest.raises(ValueError, match=r"\[ExpertLayer.is_loaded\]"):
         layer.is_loaded(-1)
     assert not layer.is_loaded(0)

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from tests.kernels.weight_cases import FORMATS, WeightCase, product
 
 from proa.native import _C
+from proa.weights.linear import RawLinear
 
 SETTINGS = settings(max_examples=25, deadline=None)
 
 
 def pack(pool: _C.ThreadPool, case: WeightCase) -> _C.PackedWeight:
-    return _C.PackedWeight.pack(pool, case.format, case.data, case.scales, *case.shape)
+    return _C.PackedWeight.pack(pool, case)
 
 
 def linear(pool: _C.ThreadPool, x: np.ndarray, weight: _C.PackedWeight, **options: Any) -> np.ndarray:
@@ -56,7 +57,7 @@ def test_int4_agrees_with_compressed_tensors(pool: _C.ThreadPool) -> None:
     packed = pack_to_int32(q, 4)
     assert torch.equal(unpack_from_int32(packed, 4, torch.Size(q.shape)), q)
     scales = (torch.rand(48, 3) / 8).bfloat16()
-    weight = _C.PackedWeight.pack(pool, "int4_g32", packed.numpy().view(np.uint8), scales, 48, 96)
+    weight = _C.PackedWeight.pack(pool, RawLinear("int4_g32", 48, 96, packed.numpy().view(np.uint8), scales))
     expected = q.float() * scales.float().repeat_interleave(32, dim=1)
     np.testing.assert_array_equal(weight.dequantize(), expected.numpy())
 
@@ -65,12 +66,12 @@ def test_every_fp8_code_agrees_with_torch(pool: _C.ThreadPool) -> None:
     codes = np.arange(256, dtype=np.uint8).reshape(16, 16)
     scale = np.ones((1, 1), np.float32)
     expected = torch.from_numpy(codes).view(torch.float8_e4m3fn).float().numpy()
-    weight = _C.PackedWeight.pack(pool, "fp8_block128", codes, scale, 16, 16)
+    weight = _C.PackedWeight.pack(pool, RawLinear("fp8_block128", 16, 16, codes, scale))
     np.testing.assert_array_equal(weight.dequantize(), expected)
     # Through the kernels: column k alone.
     finite = np.where(np.isnan(expected), np.float32(0), expected)
     codes = np.where(np.isnan(expected), np.uint8(0), codes)
-    weight = _C.PackedWeight.pack(pool, "fp8_block128", codes, scale, 16, 16)
+    weight = _C.PackedWeight.pack(pool, RawLinear("fp8_block128", 16, 16, codes, scale))
     np.testing.assert_array_equal(linear(pool, np.eye(16, dtype=np.float32), weight), finite.T)
     np.testing.assert_array_equal(linear(pool, np.eye(16, dtype=np.float32)[:1], weight), finite.T[:1])
 
@@ -181,7 +182,7 @@ def test_pack_refuses(
     pool: _C.ThreadPool, fmt: str, data: Any, scales: Any, rows: int, columns: int, error: type[Exception]
 ) -> None:
     with pytest.raises(error, match=r"\[PackedWeight.pack\] expected .*, got "):
-        _C.PackedWeight.pack(pool, fmt, data, scales, rows, columns)
+        _C.PackedWeight.pack(pool, RawLinear(fmt, rows, columns, data, scales))
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
@@ -206,7 +207,7 @@ LINEAR_REFUSALS = [
 
 @pytest.mark.parametrize("change,error", LINEAR_REFUSALS)
 def test_linear_refuses(pool: _C.ThreadPool, change: dict[str, Any], error: type[Exception]) -> None:
-    weight = _C.PackedWeight.pack(pool, "f32", np.ones((4, 32), np.float32), None, 4, 32)
+    weight = _C.PackedWeight.pack(pool, RawLinear("f32", 4, 32, np.ones((4, 32), np.float32), None))
     good: dict[str, Any] = {"x": np.ones((2, 32), np.float32), "out": np.ones((2, 4), np.float32), "bias": None}
     _C.linear(pool, weight=weight, **good)
     with pytest.raises(error, match=r"\[linear\] expected .*, got "):
@@ -214,8 +215,8 @@ def test_linear_refuses(pool: _C.ThreadPool, change: dict[str, Any], error: type
 
 
 def test_heads_linear_refuses(pool: _C.ThreadPool) -> None:
-    weight = _C.PackedWeight.pack(pool, "f32", np.ones((4, 32), np.float32), None, 4, 32)
-    other = _C.PackedWeight.pack(pool, "f32", np.ones((5, 32), np.float32), None, 5, 32)
+    weight = _C.PackedWeight.pack(pool, RawLinear("f32", 4, 32, np.ones((4, 32), np.float32), None))
+    other = _C.PackedWeight.pack(pool, RawLinear("f32", 5, 32, np.ones((5, 32), np.float32), None))
     x, out = np.ones((3, 2, 32), np.float32), np.ones((3, 2, 4), np.float32)
     refusals = (
         ([weight] * 3, ValueError),

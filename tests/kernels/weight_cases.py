@@ -16,16 +16,29 @@ SPLIT = 2.0**-16  # the same of an activation as the sum of two bf16 terms
 
 @dataclass(frozen=True, slots=True)
 class WeightCase:
-    """Checkpoint arrays of one linear [out, in] and the exact values they stand for (float64)."""
+    """Checkpoint arrays of one linear [out, in] and the exact values they stand for (float64).
+
+    Has the attributes of `RawLinear` that packing reads.
+    """
 
     format: str
     data: np.ndarray
     scales: np.ndarray | None
     values: np.ndarray
+    global_scale: float = 1.0
+    layout: str = "rows"
 
     @property
     def shape(self) -> tuple[int, int]:
         return self.values.shape
+
+    @property
+    def out_features(self) -> int:
+        return self.values.shape[0]
+
+    @property
+    def in_features(self) -> int:
+        return self.values.shape[1]
 
     @classmethod
     def make(cls, fmt: str, rows: int, columns: int, rng: np.random.Generator) -> WeightCase:

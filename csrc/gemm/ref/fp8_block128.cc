@@ -14,11 +14,11 @@ const char* reject(const format::Shape&) noexcept { return nullptr; }
 
 void gemm(const GemmArgs& args) noexcept {
   const int64_t in = args.shape.in_features;
-  const int64_t blocks = format::fp8_block128::block_columns(in);
-  const auto* scales = reinterpret_cast<const float*>(args.weight + format::fp8_scales_offset(args.shape));
+  const int64_t blocks = format::ceil_div(in, format::kFp8Block);
   ref::each_output(args, format::WeightFormat::kFp8Block128,
                    [&](const std::byte* panel, int64_t row, const std::byte* act) {
                      const auto* x = reinterpret_cast<const float*>(act);
+                     const float* scales = format::fp8_block128::block_scales(panel, in);
                      float total = 0.0f;
                      for (int64_t block = 0; block < blocks; ++block) {
                        float sum = 0.0f;
@@ -26,7 +26,7 @@ void gemm(const GemmArgs& args) noexcept {
                        for (int64_t k = block * format::kFp8Block; k < end; ++k)
                          sum = std::fma(format::fp8_block128::decode(panel, row % format::kPanelRows, k),
                                         x[k], sum);
-                       total = std::fma(sum, scales[row / format::kFp8Block * blocks + block], total);
+                       total = std::fma(sum, scales[block], total);
                      }
                      return total;
                    });

@@ -61,8 +61,7 @@ class ProaSide:
             )
             for index in range(dims.experts):
                 raw = setup.expert(index)
-                gate, up, down = raw.gate, raw.up, raw.down
-                layer.load(index, gate.data, gate.scales, up.data, up.scales, down.data, down.scales)
+                layer.load(index, raw.gate, raw.up, raw.down)
             self._layers.append(layer)
         self.kernel = self._layers[0].kernel
         self.bytes_per_expert = spec.bytes_per_expert

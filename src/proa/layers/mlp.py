@@ -60,7 +60,7 @@ def load_experts(
                 raise UnsupportedError(
                     prefix, f"all projections of a layer in one format ({weight_format})", raw.format
                 )
-        layer.load(expert, gate.data, gate.scales, up.data, up.scales, down.data, down.scales)
+        layer.load(expert, gate, up, down)
         for name in (names.gate, names.up, names.down):
             reader.packed(f"{prefix}.{name}")
     assert layer is not None, "a layer has at least one expert"

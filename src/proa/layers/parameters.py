@@ -78,7 +78,7 @@ class ParameterReader:
         return parts
 
     def pack_raw(self, raw: RawLinear) -> PackedWeight:
-        return PackedWeight.pack(self.runtime.pool, raw.format, raw.data, raw.scales, raw.out_features, raw.in_features)
+        return PackedWeight.pack(self.runtime.pool, raw)
 
     def finish(self, ignore: Callable[[str], bool]) -> None:
         """Raises CheckpointError for tensors nobody read, but those that `ignore(name)` excuses."""
@@ -101,7 +101,7 @@ class ParameterReader:
 
 def _can_stack(raws: Sequence[RawLinear]) -> bool:
     """fp8 scales cover 128 rows, so only blocks that end on a multiple of 128 can have others stacked below."""
-    if len({(raw.format, raw.layout, raw.global_scale) for raw in raws}) != 1:
+    if len({(raw.format, raw.layout, raw.global_scale) for raw in raws}) != 1 or any(r.bias is not None for r in raws):
         return False
     return raws[0].format != "fp8_block128" or all(raw.out_features % FP8_BLOCK == 0 for raw in raws[:-1])
 

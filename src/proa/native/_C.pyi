@@ -2,7 +2,7 @@
 # ruff: noqa: A002, N999
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, Literal, Protocol, TypeAlias, TypedDict
 
 import numpy as np
 import torch
@@ -10,6 +10,27 @@ import torch
 __version__: str
 
 Array: TypeAlias = torch.Tensor | np.ndarray[Any, Any]
+
+# "bf16" passes over kernels that round activations to int8 where others run.
+Activations: TypeAlias = Literal["int8", "bf16"]
+
+class RawLinear(Protocol):
+    """The attributes of `proa.weights.linear.RawLinear` that packing reads."""
+
+    @property
+    def format(self) -> str: ...
+    @property
+    def out_features(self) -> int: ...
+    @property
+    def in_features(self) -> int: ...
+    @property
+    def data(self) -> Array: ...
+    @property
+    def scales(self) -> Array | None: ...
+    @property
+    def global_scale(self) -> float: ...
+    @property
+    def layout(self) -> str: ...
 
 class Cpu(TypedDict):
     cpu: int
@@ -51,7 +72,10 @@ class KernelReport(TypedDict):
 
 def cpu_info() -> CpuInfo: ...
 def measure_read_bandwidth(cpus: Sequence[int], mebibytes: int = 512) -> float: ...
-def kernel_report(format: str, out_features: int, in_features: int) -> list[KernelReport]: ...
+def weight_formats() -> list[str]: ...
+def kernel_report(
+    format: str, out_features: int, in_features: int, activations: Activations = "int8"
+) -> list[KernelReport]: ...
 
 class ThreadPool:
     def __init__(self, cpus: Sequence[int]) -> None: ...
@@ -61,14 +85,7 @@ class ThreadPool:
 
 class PackedWeight:
     @staticmethod
-    def pack(
-        pool: ThreadPool,
-        format: str,
-        data: Array,
-        scales: Array | None,
-        out_features: int,
-        in_features: int,
-    ) -> PackedWeight: ...
+    def pack(pool: ThreadPool, linear: RawLinear) -> PackedWeight: ...
     @property
     def format(self) -> str: ...
     @property
@@ -98,17 +115,9 @@ class ExpertLayer:
         format: str,
         activation: str = "silu",
         max_top_k: int = 8,
+        activations: Activations = "int8",
     ) -> None: ...
-    def load(
-        self,
-        expert: int,
-        gate: Array,
-        gate_scales: Array | None,
-        up: Array,
-        up_scales: Array | None,
-        down: Array,
-        down_scales: Array | None,
-    ) -> None: ...
+    def load(self, expert: int, gate: RawLinear, up: RawLinear, down: RawLinear) -> None: ...
     def forward(self, x: Array, ids: Array, weights: Array, out: Array, accumulate: bool = False) -> None: ...
     def is_loaded(self, expert: int) -> bool: ...
     @property
