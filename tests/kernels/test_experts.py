@@ -226,7 +226,7 @@ FORWARD_REFUSALS = [
 def test_forward_refuses(pool: _C.ThreadPool, change: dict[str, Any], error: type[Exception]) -> None:
     gate, up, down = Experts.make("f32").linears[0]
     layer = _C.ExpertLayer(_C.ExpertWorkspace(pool, 4), EXPERTS, HIDDEN, INTERMEDIATE, "f32", max_top_k=3)
-    layer.load(0, gate.data, None, up.data, None, down.data, None)
+    layer.load(0, gate, up, down)
     assert layer.is_loaded(0) and not layer.is_loaded(1)
     good = {
         "x": np.ones((2, HIDDEN), np.float32),
