@@ -58,7 +58,6 @@ REQUIRED = {
     "kimi_int4": [
         "model.layers.1.mlp.experts.0.gate_proj.weight_packed",
         "model.layers.2.mlp.experts.3.down_proj.weight_scale",
-        "model.layers.2.mlp.experts.3.down_proj.weight_scale",
     ],
     "glm_norm_bias": ["model.layers.1.self_attn.k_proj.bias", "model.layers.1.self_attn.q_norm.weight"],
     "mixtral_bf16": ["model.layers.1.block_sparse_moe.experts.1.w3.weight"],

@@ -193,6 +193,13 @@ def dequantize_ones(linear, shape: tuple[int, int]) -> np.ndarray:  # type: igno
 
 
 @pytest.mark.parametrize("name", ROW_FORMATS)
+def test_size(name: str) -> None:
+    linear = quantize(np.ones((256, 1024), np.float32), name)
+    rows = 4 * 256 if name == "fp8_channel" else 0
+    assert linear.nbytes - rows == ROW_FORMATS[name].bytes_per_element * 256 * 1024
+
+
+@pytest.mark.parametrize("name", ROW_FORMATS)
 def test_parts_of_a_large_weight_equal_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     weight = random_weight(300, 256).numpy()
     whole = quantize(weight, name)

@@ -10,7 +10,7 @@ renormalised.
 Weights are the Q4_1 (embedding: Q8_0) values of the source, rounded to bf16, or to the format asked for. A checkpoint
 is therefore its own reference (transformers reading the same files), not the GGUF file.
 
-    python -m proa.convert.demo_model [--format bf16|f32|int4_g32|fp8_block128] [--all-linears]
+    python -m proa.convert.demo_model [--format bf16|f32|int4_g32|fp8_block128|...] [--all-linears]
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ from typing import Any
 
 import numpy as np
 
+from proa.convert import encoding
 from proa.convert.demo_path import demo_model_path
 from proa.convert.demo_source import DemoSource, fetch_gguf
-from proa.convert.encoding import FORMATS, encode, quantization_config
+from proa.convert.encoding import encode, quantization_config
 from proa.convert.writer import CheckpointWriter
 from proa.core.errors import CheckpointError, ConfigError, ProaError
+from proa.weights.formats import ROW_FORMATS
 from proa.weights.progress import LoadProgress, LoadStatus
 
 __all__ = ["ensure_demo_model"]
@@ -44,6 +46,8 @@ EXPERT_WIDTH = 128
 NUM_DENSE_LAYERS = 1
 ROUTER_SCALE = 1e6
 ROUTER_SEED = 20250
+# Rows of 576 are no multiple of 128.
+FORMATS = tuple(n for n in encoding.FORMATS if ROW_FORMATS[n].group < 128 or ROW_FORMATS[n].ragged)
 
 
 def ensure_demo_model(
@@ -58,7 +62,7 @@ def ensure_demo_model(
     Args:
         cache_dir: Where built models live; default `proa.core.env.cache_dir()`.
         progress: Called with the state of the stages "download", "unpack" and "build".
-        format: Of the experts' weights: bf16, f32, int4_g32 or fp8_block128.
+        format: Of the experts' weights: one of `FORMATS`.
         all_linears: Use `format` for attention, dense layers, shared experts and an untied output head too. The
             embedding, norms and routers stay as they are.
 
@@ -200,7 +204,7 @@ class _Builder:
         trunk = layers * (8 * hidden * hidden // 3 + NUM_SHARED * EXPERT_WIDTH * 3 * hidden) + 3 * hidden * width
         experts = layers * 2 * NUM_SLICES * EXPERT_WIDTH * 3 * hidden
         plain = 4.0 if self.format == "f32" else 2.0
-        packed = {"f32": 4.0, "bf16": 2.0, "int4_g32": 0.5625, "fp8_block128": 1.0}[self.format]
+        packed = ROW_FORMATS[self.format].bytes_per_element
         head = ends * packed if self.all_linears else 0
         return int(ends * plain + head + trunk * (packed if self.all_linears else plain) + experts * packed)
 

@@ -25,6 +25,7 @@ from proa.convert.demo_model import ensure_demo_model
 from proa.convert.encoding import FORMATS, encode, quantization_config
 from proa.convert.writer import CheckpointWriter
 from proa.core.errors import CheckpointError, ConfigError, ProaError
+from proa.weights.formats import ROW_FORMATS
 from proa.weights.json_file import read_json_object
 from proa.weights.linear import RawLinear
 
@@ -52,7 +53,7 @@ class RandomDimensions:
 DIMENSIONS = {
     "qwen3-30b": RandomDimensions(2048, 768, 48, 128, 8, 32, 4, 128),
     "qwen3-235b": RandomDimensions(4096, 1536, 94, 128, 8, 64, 4, 128),
-    "tiny": RandomDimensions(64, 32, 2, 8, 2, 4, 2, 16, max_positions=2048),
+    "tiny": RandomDimensions(128, 128, 2, 8, 2, 4, 2, 32, max_positions=2048),
 }
 
 
@@ -70,13 +71,14 @@ def write_random_model(
     `tokenizer` is a directory with tokenizer.json; its files are copied and its vocabulary gives the model's size.
 
     Raises:
-        ConfigError: `directory` holds something, or `format` is unknown.
+        ConfigError: `directory` holds something, or `format` is unknown or has groups that do not fit the dimensions.
         CheckpointError: `tokenizer` has no readable tokenizer.json.
     """
     if format not in FORMATS:
         raise ConfigError("format", f"one of {', '.join(FORMATS)}", repr(format))
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ConfigError(str(directory), "an empty or missing directory", "something", "name another one")
+    _check_groups(dimensions, format)
     vocab_size = _vocab_size(tokenizer)
     directory.mkdir(parents=True, exist_ok=True)
     with CheckpointWriter(directory, on_bytes=on_bytes) as writer:
@@ -86,6 +88,14 @@ def write_random_model(
             shutil.copyfile(tokenizer / name, directory / name)
     config = _config(dimensions, vocab_size, format, _eos_token_id(tokenizer))
     (directory / "config.json").write_text(json.dumps(config, indent=1))
+
+
+def _check_groups(dims: RandomDimensions, to: str) -> None:
+    row_format = ROW_FORMATS[to]
+    for width in (dims.hidden_size, dims.moe_intermediate_size, dims.num_heads * dims.head_dim):
+        if row_format.group and not row_format.ragged and width % row_format.group:
+            fix = "choose a format of smaller groups, or other dimensions"
+            raise ConfigError("format", f"inputs in groups of {row_format.group} for {to}", width, fix)
 
 
 def _write_tensors(
@@ -130,10 +140,9 @@ def _write_tensors(
 
 
 def _rolled(linear: RawLinear, rows: int) -> RawLinear:
-    """The weight with its rows rolled. fp8 scales belong to 128 rows and stay, so those values are scaled anew."""
+    """The weight with its rows rolled. Scales of blocks belong to 128 rows and stay: those values are scaled anew."""
     scales = linear.scales
-    if linear.format == "int4_g32":
-        assert scales is not None
+    if scales is not None and ROW_FORMATS[linear.format].rows == 1:
         scales = np.roll(scales, rows, axis=0)
     return replace(linear, data=np.roll(linear.data, rows, axis=0), scales=scales)
 

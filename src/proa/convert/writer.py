@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from proa.convert.encoding import stored_tensors
 from proa.weights.checkpoint import INDEX_FILE
 from proa.weights.linear import RawLinear
 from proa.weights.safetensors import NUMPY_DTYPES
@@ -79,17 +80,8 @@ class CheckpointWriter:
 
     def add_linear(self, prefix: str, linear: RawLinear) -> None:
         """Append the tensors of one linear under the names its format uses."""
-        if linear.format in ("f32", "bf16"):
-            self.add(f"{prefix}.weight", "F32" if linear.format == "f32" else "BF16", linear.data)
-            return
-        assert linear.scales is not None
-        if linear.format == "fp8_block128":
-            self.add(f"{prefix}.weight", "F8_E4M3", linear.data)
-            self.add(f"{prefix}.weight_scale_inv", "F32", linear.scales)
-            return
-        self.add(f"{prefix}.weight_shape", "I64", np.array([linear.out_features, linear.in_features]))
-        self.add(f"{prefix}.weight_packed", "I32", np.ascontiguousarray(linear.data).view("<i4"))
-        self.add(f"{prefix}.weight_scale", "BF16", linear.scales)
+        for suffix, (dtype, values) in stored_tensors(linear).items():
+            self.add(f"{prefix}.{suffix}", dtype, values)
 
     def _begin_shard(self) -> None:
         self._end_shard()

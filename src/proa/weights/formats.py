@@ -32,12 +32,20 @@ class RowFormat:
         """Two elements to a byte."""
         return self.element in ("int4", "e2m1")
 
+    @property
+    def bytes_per_element(self) -> float:
+        """Of a large weight, scales included but those of whole rows."""
+        element = 0.5 if self.nibbles else _BYTES[self.element]
+        return element + (_BYTES[self.scale] / (self.group * self.rows) if self.group else 0.0)
+
     def scale_shape(self, out_features: int, in_features: int) -> tuple[int, ...]:
         """Shape of the scales of a weight `[out, in]`; needs in to be a multiple of `group` unless ragged."""
         if self.group == 0:
             return (out_features,)
         return -(-out_features // self.rows), -(-in_features // self.group)
 
+
+_BYTES = {"none": 0, "f32": 4, "bf16": 2, "f16": 2, "int8": 1, "e4m3": 1, "e8m0": 1}
 
 ROW_FORMATS: dict[str, RowFormat] = {
     "f32": RowFormat("f32"),
