@@ -7,6 +7,7 @@
 #include "format/format_info.h"
 #include "format/fp8_block128.h"
 #include "format/int4_g32.h"
+#include "format/int8_g128.h"
 
 namespace proa::format {
 namespace {
@@ -27,7 +28,7 @@ constexpr std::array<FormatInfo, kNumFormats> kFormats = {
     named(WeightFormat::kInt4G64F16, "int4_g64_f16"),
     named(WeightFormat::kInt4G128F16, "int4_g128_f16"),
     named(WeightFormat::kInt8G32F16, "int8_g32_f16"),
-    named(WeightFormat::kInt8G128, "int8_g128"),
+    int8_g128::kInfo,
     fp8_block128::kInfo,
     named(WeightFormat::kFp8Channel, "fp8_channel"),
     named(WeightFormat::kMxFp8, "mxfp8"),

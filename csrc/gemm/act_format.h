@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "gemm/int16_act.h"
 #include "gemm/kernel.h"
 #include "gemm/quantized_act.h"
 #include "gemm/split_act.h"
@@ -16,6 +17,8 @@ constexpr int64_t act_row_bytes(ActFormat act, int64_t in_features) noexcept {
       return 0;
     case ActFormat::kInt8G32:
       return quantized_row_bytes(in_features);
+    case ActFormat::kInt16G128:
+      return int16_row_bytes(in_features);
     case ActFormat::kBf16Terms:
       return split_row_bytes(in_features);
   }

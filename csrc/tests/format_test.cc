@@ -31,6 +31,11 @@ float checkpoint_value(WeightFormat weight, const test::CheckpointWeight& source
       const auto* scales = reinterpret_cast<const float*>(source.scales.data());
       return base::fp8_e4m3_to_f32(bytes[i * in + k]) * scales[i / 128 * ((in + 127) / 128) + k / 128];
     }
+    case WeightFormat::kInt8G128: {
+      const auto* scales = reinterpret_cast<const uint16_t*>(source.scales.data());
+      return static_cast<float>(static_cast<int8_t>(bytes[i * in + k])) *
+             base::bf16_to_f32(scales[i * ((in + 127) / 128) + k / 128]);
+    }
     default:
       return NAN;  // equals nothing: a format needs its line here
   }
