@@ -25,27 +25,27 @@ constexpr double round_operations(Products products) noexcept {
 
 // Four products into four accumulators, `rounds` times. Only where isa_has(kPeakIsa).
 inline void run_products(Products products, int64_t rounds) noexcept {
-  using namespace gemm::amx;
-  const int64_t act_bytes = products == Products::kInt8Columns32 ? 32 : kTileRowBytes;
-  TileConfig config;
-  for (int tile = 0; tile < 4; ++tile) config.set(tile, kTileRows, kTileRowBytes);
-  for (int tile = 4; tile < 6; ++tile) config.set(tile, kTileRows, act_bytes);
-  for (int tile = 6; tile < kTiles; ++tile) config.set(tile, act_bytes / 4, kTileRowBytes);
+  namespace amx = gemm::amx;
+  const int64_t act_bytes = products == Products::kInt8Columns32 ? 32 : amx::kTileRowBytes;
+  amx::TileConfig config;
+  for (int tile = 0; tile < 4; ++tile) config.set(tile, amx::kTileRows, amx::kTileRowBytes);
+  for (int tile = 4; tile < 6; ++tile) config.set(tile, amx::kTileRows, act_bytes);
+  for (int tile = 6; tile < amx::kTiles; ++tile) config.set(tile, act_bytes / 4, amx::kTileRowBytes);
   config.load();
-  const TileRelease release;
+  const amx::TileRelease release;
   if (products == Products::kBf16)
     for (int64_t i = 0; i < rounds; ++i) {
-      tile_dot_bf16<0, 4, 6>();
-      tile_dot_bf16<1, 4, 7>();
-      tile_dot_bf16<2, 5, 6>();
-      tile_dot_bf16<3, 5, 7>();
+      amx::tile_dot_bf16<0, 4, 6>();
+      amx::tile_dot_bf16<1, 4, 7>();
+      amx::tile_dot_bf16<2, 5, 6>();
+      amx::tile_dot_bf16<3, 5, 7>();
     }
   else
     for (int64_t i = 0; i < rounds; ++i) {
-      tile_dot_int8<0, 4, 6>();
-      tile_dot_int8<1, 4, 7>();
-      tile_dot_int8<2, 5, 6>();
-      tile_dot_int8<3, 5, 7>();
+      amx::tile_dot_int8<0, 4, 6>();
+      amx::tile_dot_int8<1, 4, 7>();
+      amx::tile_dot_int8<2, 5, 6>();
+      amx::tile_dot_int8<3, 5, 7>();
     }
 }
 
