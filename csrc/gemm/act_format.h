@@ -32,6 +32,8 @@ constexpr int64_t act_group(ActFormat act) noexcept {
       return 1;
     case ActFormat::kInt8G32:
       return format::kInt4Group;
+    case ActFormat::kInt16G128:
+      return kInt16Group;
     case ActFormat::kBf16Terms:
       return kSplitColumns;
   }
@@ -40,6 +42,8 @@ constexpr int64_t act_group(ActFormat act) noexcept {
 
 // Whether the cells of several tokens read rows that stand at one distance where they are. All others, and
 // all cells when rows are given by index, copy them next to each other for every row tile first.
-constexpr bool reads_in_place(ActFormat act) noexcept { return act == ActFormat::kBf16Terms; }
+constexpr bool reads_in_place(ActFormat act) noexcept {
+  return act == ActFormat::kBf16Terms || act == ActFormat::kInt16G128;
+}
 
 }  // namespace proa::gemm

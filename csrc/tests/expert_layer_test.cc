@@ -201,7 +201,8 @@ int main() {
   // The last two: only one side reads quantized activations.
   for (const Formats formats :
        {same(WeightFormat::kF32), same(WeightFormat::kBf16), same(WeightFormat::kInt4G32),
-        same(WeightFormat::kFp8Block128), Formats{WeightFormat::kInt4G32, WeightFormat::kF32},
+        same(WeightFormat::kFp8Block128), same(WeightFormat::kInt8G128),
+        Formats{WeightFormat::kInt4G32, WeightFormat::kF32},
         Formats{WeightFormat::kF32, WeightFormat::kInt4G32}}) {
     test::Rng rng(3);
     Fixture alone(lonely, formats, 4), crowd(crowded, formats, 4);
