@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,6 @@ from safetensors.numpy import save_file
 from proa.weights import checkpoint as checkpoint_module
 from proa.weights.checkpoint import Checkpoint
 from proa.weights.progress import LoadProgress, LoadStatus
-from proa.weights.read_ahead import ReadAhead, ReadRange
 
 
 def layered(directory: Path, layers: int = 12) -> dict[str, np.ndarray]:
@@ -49,29 +47,6 @@ def test_a_loader_that_fails_ends_the_thread(tmp_path: Path) -> None:
     assert checkpoint.tensor("lm_head.weight").data.size == 999
 
 
-def test_the_window_bounds_what_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    populated: list[int] = []
-    monkeypatch.setattr("proa.weights.read_ahead._populate", lambda data: populated.append(int(data[0])))
-    ranges = [ReadRange(str(index), np.full(100, index, np.uint8)) for index in range(10)]
-    with ReadAhead(ranges, window_bytes=250) as read_ahead:
-        assert wait_for(populated, 2) == [0, 1]
-        read_ahead.reached("1")
-        assert wait_for(populated, 4) == [0, 1, 2, 3]
-        read_ahead.reached("0")  # going back moves nothing
-        read_ahead.reached("unknown")
-        read_ahead.reached("8")  # 4 .. 8 are passed: the loader reads those itself
-        assert wait_for(populated, 5) == [0, 1, 2, 3, 9]
-
-
-def wait_for(populated: list[int], count: int) -> list[int]:
-    """The list once it has `count` items, and has had the time to grow further if it were going to."""
-    deadline = time.monotonic() + 10
-    while len(populated) < count and time.monotonic() < deadline:
-        time.sleep(0.001)
-    time.sleep(0.02)
-    return populated
-
-
 def test_order_is_embedding_layers_by_number_then_the_rest(tmp_path: Path) -> None:
     layered(tmp_path)
     checkpoint = Checkpoint.open(tmp_path)
@@ -100,6 +75,7 @@ def test_progress_counts_bytes_rate_and_time_left() -> None:
     status = reports[0]
     assert (status.done_bytes, status.total_bytes, status.stage) == (1_000_000_000, 4_000_000_000, "weights")
     assert (status.gb_per_s, status.eta_s, status.elapsed_s) == (1.0, 3.0, 1.0)
+    assert str(status) == "weights: 1.00 of 4.00 GB in 1.0 s, 1.00 GB/s, 3 s left"
     clock.now += 0.1
     progress.add(3_000_000_000)
     progress.finish()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 
 from proa.engine.build import LoadedModel, Report, max_forward_tokens
@@ -14,6 +15,10 @@ from proa.weights.checkpoint import Checkpoint
 from proa.weights.progress import LoadProgress, LoadStatus
 
 __all__ = ["load_checkpoint"]
+
+logger = logging.getLogger("proa.engine")
+
+LOG_INTERVAL_S = 5.0
 
 
 def load_checkpoint(config: EngineConfig, report: Report) -> LoadedModel:
@@ -37,8 +42,15 @@ def load_checkpoint(config: EngineConfig, report: Report) -> LoadedModel:
     plan = plan_for(weight_bytes=weight_bytes)
     runtime = CpuRuntime(config.num_threads)
 
+    logged = LoadStatus(0, 0, 0.0)
+
     def on_progress(status: LoadStatus) -> None:
+        nonlocal logged
         report(status.done_bytes, status.total_bytes)
+        is_late = status.elapsed_s - logged.elapsed_s >= LOG_INTERVAL_S or status.done_bytes >= status.total_bytes
+        if is_late and status.done_bytes > logged.done_bytes:
+            logged = status
+            logger.info("%s", status)
 
     model = load_model(
         checkpoint,

@@ -40,7 +40,8 @@ def load_experts(
     naming the first that does not.
     """
     layer: ExpertLayer | None = None
-    for expert, prefix in enumerate(prefixes):
+    for expert in reader.storage_order(prefixes):
+        prefix = prefixes[expert]
         gate = reader.raw_linear(f"{prefix}.{names.gate}", intermediate, hidden)
         up = reader.raw_linear(f"{prefix}.{names.up}", intermediate, hidden)
         down = reader.raw_linear(f"{prefix}.{names.down}", hidden, intermediate)

@@ -46,7 +46,7 @@ class ParameterReader:
 
         A view of the mapped file (float16 aside), so only the rows that are read take memory.
         """
-        tensor = self.checkpoint.tensor(name)
+        tensor = self.checkpoint.mapped_tensor(name)
         if tensor.shape == (rows, columns) and tensor.dtype in ("F32", "BF16"):
             self._used.add(name)
             self.progress.add(tensor.data.nbytes)
@@ -60,6 +60,10 @@ class ParameterReader:
         if self.experts is not None and name in self.experts:
             return self.experts.linear(name, (out_features, in_features))
         return read_linear(self.checkpoint, name, (out_features, in_features))
+
+    def storage_order(self, prefixes: Sequence[str]) -> Sequence[int]:
+        """Indices of experts in the order they are read fastest."""
+        return range(len(prefixes)) if self.experts is not None else self.checkpoint.storage_order(prefixes)
 
     def packed(self, name: str) -> None:
         """The linear `name` is copied: counts its bytes and drops its pages."""

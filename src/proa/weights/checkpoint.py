@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 from proa.core.errors import CheckpointError
 from proa.weights.json_file import read_json_object
 from proa.weights.quantization import Quantization, parse_quantization
-from proa.weights.read_ahead import ReadAhead, ReadRange
+from proa.weights.read_ahead import WINDOW_BYTES, ReadAhead, ReadRange
 from proa.weights.safetensors import SafetensorsFile, check_tensor_name
 
 __all__ = ["Checkpoint", "RawTensor"]
@@ -31,6 +32,7 @@ RELEASE_BYTES = 256 << 20
 WRAPPERS = {"language_model.": "", "model.language_model.": "model."}
 
 _LAYER = re.compile(r"\blayers\.([0-9]{1,9})\.")
+_EXPERT = re.compile(r"(.*\.experts\.[0-9]{1,9})\.")
 
 UNSAFE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"})
 
@@ -99,12 +101,22 @@ class Checkpoint:
         return name in self._locations
 
     def tensor(self, name: str) -> RawTensor:
-        """The stored tensor. CheckpointError when the checkpoint lacks it."""
+        """The stored tensor, good until `release(name)`. CheckpointError when the checkpoint lacks it."""
         file, stored = self._location(name)
-        if self._read_ahead is not None:
-            self._read_ahead.reached(name)
+        data = None if self._read_ahead is None else self._read_ahead.view(name)
+        entry = file.entries[stored]
+        return RawTensor(name, entry.dtype, entry.shape, file.array(stored, data))
+
+    def mapped_tensor(self, name: str) -> RawTensor:
+        """The stored tensor as a view of the file, good for as long as anyone holds it."""
+        file, stored = self._location(name)
         entry = file.entries[stored]
         return RawTensor(name, entry.dtype, entry.shape, file.array(stored))
+
+    def storage_order(self, prefixes: Sequence[str]) -> list[int]:
+        """Indices into `prefixes`, the names of experts, in the order that `read_ahead` reads them."""
+        positions = self._expert_positions
+        return sorted(range(len(prefixes)), key=lambda index: positions.get(prefixes[index], ("", 0)))
 
     def nbytes(self, name: str) -> int:
         """Stored bytes of one tensor."""
@@ -128,15 +140,15 @@ class Checkpoint:
 
     @contextmanager
     def read_ahead(
-        self, window_bytes: int = 1 << 30, *, skip: Callable[[str], bool] = lambda _: False
+        self, window_bytes: int = WINDOW_BYTES, *, skip: Callable[[str], bool] = lambda _: False
     ) -> Iterator[None]:
-        """While a loader reads tensors layer by layer, fault in up to `window_bytes` of what comes next.
+        """While a loader reads tensors layer by layer, read up to `window_bytes` of what comes next.
 
         `skip`: names of tensors that are not read.
         Memory grows by little more than the window as long as the loader calls `release`.
         """
         names = sorted((name for name in self._locations if not skip(name)), key=self._read_order)
-        with ReadAhead([ReadRange(name, self._stored_bytes(name)) for name in names], window_bytes) as read_ahead:
+        with ReadAhead([self._read_range(name) for name in names], window_bytes) as read_ahead:
             self._read_ahead = read_ahead
             try:
                 yield
@@ -144,7 +156,9 @@ class Checkpoint:
                 self._read_ahead = None
 
     def release(self, name: str) -> None:
-        """The tensor is copied: its pages may leave this process. It stays readable."""
+        """The tensor is copied: its memory may go. It can be read again."""
+        if self._read_ahead is not None:
+            self._read_ahead.release(name)
         # Whole files and not single tensors: the kernel maps neighbours along with what is read, so the pages of a
         # released tensor come back when the one beside it is read.
         self._released_bytes += self.nbytes(name)
@@ -153,17 +167,29 @@ class Checkpoint:
             for file in self._files:
                 file.release_pages()
 
-    def _stored_bytes(self, name: str) -> np.ndarray:
+    def _read_range(self, name: str) -> ReadRange:
         file, stored = self._location(name)
-        return file.stored_bytes(stored)
+        return ReadRange(name, file.path, file.entries[stored].begin, file.stored_bytes(stored), _is_embedding(name))
 
-    def _read_order(self, name: str) -> tuple[int, str, int]:
-        """Embedding, then layer after layer, then what follows the layers; within each as the files lie."""
+    def _read_order(self, name: str) -> tuple[int, tuple[str, int], str, int]:
+        """Embedding, layer after layer, what follows the layers; in a layer the experts last, one after the other."""
         layer = _LAYER.search(name)
-        before_or_after = -1 if "embed" in name else 1 << 62
-        stage = int(layer[1]) if layer else before_or_after
+        stage = int(layer[1]) if layer else -1 if _is_embedding(name) else 1 << 62
         file, stored = self._location(name)
-        return stage, file.path.name, file.entries[stored].begin
+        expert = _EXPERT.match(name)
+        position = ("", 0) if expert is None else self._expert_positions[expert[1]]
+        return stage, position, file.path.name, file.entries[stored].begin
+
+    @cached_property
+    def _expert_positions(self) -> dict[str, tuple[str, int]]:
+        """Where the first tensor of each expert lies: file and byte, by the name of the expert."""
+        positions: dict[str, tuple[str, int]] = {}
+        for name in self._locations:
+            if (expert := _EXPERT.match(name)) is not None:
+                file, stored = self._location(name)
+                position = (file.path.name, file.entries[stored].begin)
+                positions[expert[1]] = min(positions.get(expert[1], position), position)
+        return positions
 
     def _location(self, name: str) -> tuple[SafetensorsFile, str]:
         try:
@@ -171,6 +197,10 @@ class Checkpoint:
         except KeyError:
             fix = "check that config.json belongs to these weights"
             raise CheckpointError(str(self.path), f"a tensor {name!r}", "no such tensor", fix) from None
+
+
+def _is_embedding(name: str) -> bool:
+    return "embed" in name
 
 
 def quantization_config(config: dict[str, Any]) -> Any:

@@ -127,6 +127,11 @@ class GgufModel:
         """File and tensor, for error messages."""
         return f"{self._file(name).path}: {name}"
 
+    def offset(self, name: str) -> tuple[Path, int]:
+        """The file the tensor lies in, and its first byte there."""
+        file = self._file(name)
+        return file.path, file.entries[name].begin
+
     def release(self, name: str, rows: slice) -> None:
         """Entries `rows` of the outermost dimension are copied: their pages leave this process and stay readable."""
         file = self._file(name)

@@ -15,7 +15,7 @@ from proa.core.errors import CheckpointError, UnsupportedError
 from proa.weights.gguf import GgufModel
 from proa.weights.gguf_blocks import NATIVE, check_readable, common_format, to_linear
 from proa.weights.linear import RawLinear
-from proa.weights.read_ahead import ReadAhead, ReadRange
+from proa.weights.read_ahead import WINDOW_BYTES, ReadAhead, ReadRange
 
 __all__ = ["ExpertShape", "GgufExperts"]
 
@@ -118,12 +118,16 @@ class GgufExperts:
         tensor = self._model.entry(_tensor(item.layer, item.projection))
         if shape != self._shape.of(item.projection):
             raise CheckpointError(self._model.where(tensor.name), f"experts of shape {list(shape)}", self._shape)
-        if self._read_ahead is not None:
-            self._read_ahead.reached(name)
-        return to_linear(tensor.type, self._blocks(item), self._format(item.layer))
+        blocks = self._blocks(item)
+        read = None if self._read_ahead is None else self._read_ahead.view(name)
+        if read is not None:
+            blocks = read.reshape(blocks.shape)
+        return to_linear(tensor.type, blocks, self._format(item.layer))
 
     def packed(self, name: str) -> int:
         """The linear `name` is copied, its pages may leave this process: returns the stored bytes it had."""
+        if self._read_ahead is not None:
+            self._read_ahead.release(name)
         item = self._slices[name]
         num_bytes = self._blocks(item).nbytes
         tensor = _tensor(item.layer, item.projection)
@@ -137,16 +141,21 @@ class GgufExperts:
         return num_bytes
 
     @contextmanager
-    def read_ahead(self, window_bytes: int = 1 << 30) -> Iterator[None]:
-        """While a loader reads expert after expert, fault in up to `window_bytes` of what comes next."""
-        ranges = [ReadRange(name, self._blocks(item).reshape(-1)) for name, item in self._slices.items()]
-        with ReadAhead(ranges, window_bytes) as read_ahead:
+    def read_ahead(self, window_bytes: int = WINDOW_BYTES) -> Iterator[None]:
+        """While a loader reads expert after expert, read up to `window_bytes` of what comes next."""
+        with ReadAhead([self._read_range(name) for name in self._slices], window_bytes) as read_ahead:
             self._read_ahead = read_ahead
             try:
                 yield
             finally:
                 self._read_ahead = None
                 self._release_copied()
+
+    def _read_range(self, name: str) -> ReadRange:
+        item = self._slices[name]
+        blocks = self._blocks(item).reshape(-1)
+        path, begin = self._model.offset(_tensor(item.layer, item.projection))
+        return ReadRange(name, path, begin + item.expert * blocks.nbytes, blocks)
 
     def _release_copied(self) -> None:
         for tensor, (first, end) in self._copied.items():

@@ -34,6 +34,13 @@ class LoadStatus:
         rate = self.bytes_per_s
         return max(self.total_bytes - self.done_bytes, 0) / rate if rate > 0 else None
 
+    def __str__(self) -> str:
+        left = "" if self.eta_s is None or self.done_bytes >= self.total_bytes else f", {self.eta_s:.0f} s left"
+        return (
+            f"{self.stage}: {self.done_bytes / 1e9:.2f} of {self.total_bytes / 1e9:.2f} GB in {self.elapsed_s:.1f} s, "
+            f"{self.gb_per_s:.2f} GB/s{left}"
+        )
+
 
 class LoadProgress:
     """Counts bytes and calls `callback` at most every `interval_s` seconds, and once at the end. Thread-safe."""

@@ -89,15 +89,18 @@ class SafetensorsFile:
             raise CheckpointError(where, "a readable file", error) from None
         return cls(path, mapping, _parse_header(mapping, where))
 
-    def array(self, name: str) -> np.ndarray:
-        """The tensor as a read-only array `[*shape]`, F4 as `[..., n / 2]`; zero copy unless the file misaligns it."""
+    def array(self, name: str, stored: np.ndarray | None = None) -> np.ndarray:
+        """The tensor as a read-only array `[*shape]`, F4 as `[..., n / 2]`; zero copy unless the file misaligns it.
+
+        `stored`: its bytes, uint8 `[nbytes]`, where they have been read already; else those of the mapping.
+        """
         entry = self.entries[name]
         dtype = NUMPY_DTYPES[entry.dtype]
         shape = _stored_shape(entry.dtype, list(entry.shape), name)
-        count = entry.nbytes // dtype.itemsize
-        if count == 0:
+        if entry.nbytes == 0:
             return np.empty(shape, dtype)
-        flat = np.frombuffer(self._mapping, dtype, count, entry.begin)
+        flat = np.frombuffer(self.stored_bytes(name) if stored is None else stored, dtype)
+        flat.flags.writeable = False
         if not flat.flags.aligned:
             flat = flat.copy()
         return flat.reshape(shape)
