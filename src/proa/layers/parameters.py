@@ -12,6 +12,7 @@ from proa.core.errors import CheckpointError
 from proa.native.ops import PackedWeight
 from proa.native.runtime import CpuRuntime
 from proa.weights.checkpoint import Checkpoint
+from proa.weights.experts import check_num_experts, expert_linear_tensors, read_expert_linear
 from proa.weights.gguf_experts import GgufExperts
 from proa.weights.linear import RawLinear, linear_tensor_names, read_array, read_linear
 from proa.weights.progress import LoadProgress
@@ -59,7 +60,8 @@ class ParameterReader:
         """The weight of a linear `[out_features, in_features]` as stored. Call `packed` once it is copied."""
         if self.experts is not None and name in self.experts:
             return self.experts.linear(name, (out_features, in_features))
-        return read_linear(self.checkpoint, name, (out_features, in_features))
+        expert = read_expert_linear(self.checkpoint, name, (out_features, in_features))
+        return expert or read_linear(self.checkpoint, name, (out_features, in_features))
 
     def storage_order(self, prefixes: Sequence[str]) -> Sequence[int]:
         """Indices of experts in the order they are read fastest."""
@@ -70,8 +72,13 @@ class ParameterReader:
         if self.experts is not None and name in self.experts:
             self.progress.add(self.experts.packed(name))
             return
-        for tensor in linear_tensor_names(self.checkpoint, name):
+        for tensor in expert_linear_tensors(self.checkpoint, name) or linear_tensor_names(self.checkpoint, name):
             self._finish_tensor(tensor)
+
+    def expect_experts(self, prefix: str, num_experts: int) -> None:
+        """CheckpointError when fused tensors below `prefix` hold another number of experts."""
+        if self.experts is None:
+            check_num_experts(self.checkpoint, prefix, num_experts)
 
     def pack(self, names: Sequence[str], out_features: Sequence[int], in_features: int) -> list[PackedWeight]:
         """Packs linears that read the same input, stacked along their rows into one where their formats allow it."""

@@ -37,6 +37,7 @@ class CpuExperts:
         max_top_k: int,
     ) -> CpuExperts:
         """Reads `{prefix}.{expert}.{gate,up,down}` of every expert."""
+        reader.expect_experts(prefix, num_experts)
         prefixes = [f"{prefix}.{expert}" for expert in range(num_experts)]
         layer = load_experts(
             reader,

@@ -15,7 +15,7 @@ from proa.weights.raw_linear import RawLinear
 from proa.weights.stored import STORAGES, LinearTensors, Storage
 from proa.weights.stored.tensors import f32_values
 
-__all__ = ["RawLinear", "linear_tensor_names", "read_array", "read_linear"]
+__all__ = ["RawLinear", "check_declared", "linear_tensor_names", "read_array", "read_linear"]
 
 
 def read_linear(checkpoint: Checkpoint, prefix: str, shape: tuple[int, int] | None = None) -> RawLinear:
@@ -27,11 +27,16 @@ def read_linear(checkpoint: Checkpoint, prefix: str, shape: tuple[int, int] | No
     """
     tensors = LinearTensors(checkpoint, prefix, shape)
     linear = _storage(tensors).read(tensors)
-    declared = checkpoint.quantization.formats
-    if declared is not None and linear.format not in declared and not ROW_FORMATS[linear.format].plain:
-        where = f"{checkpoint.path}: {prefix}"
-        raise CheckpointError(where, f"{' or '.join(sorted(declared))} as quantization_config says", linear.format)
+    check_declared(checkpoint, prefix, linear.format)
     return linear
+
+
+def check_declared(checkpoint: Checkpoint, name: str, found: str) -> None:
+    """CheckpointError when `name` is quantized and not in a format that quantization_config says."""
+    declared = checkpoint.quantization.formats
+    if declared is not None and found not in declared and not ROW_FORMATS[found].plain:
+        expected = f"{' or '.join(sorted(declared))} as quantization_config says"
+        raise CheckpointError(f"{checkpoint.path}: {name}", expected, found)
 
 
 def linear_tensor_names(checkpoint: Checkpoint, prefix: str) -> list[str]:

@@ -14,7 +14,7 @@ from proa.weights.float_codes import E8M0_NAN
 from proa.weights.quantization import SUPPORTED_QUANTIZATION
 from proa.weights.raw_linear import RawLinear
 
-__all__ = ["LinearTensors", "Storage", "f32_values"]
+__all__ = ["LinearTensors", "Storage", "check_finite", "f32_values"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,7 @@ class LinearTensors:
         if tensor.shape not in shapes:
             expected = " or ".join(str(list(shape)) for shape in shapes)
             raise CheckpointError(self.where(suffix), f"shape {expected}", list(tensor.shape))
-        if not _all_finite(tensor):
-            raise CheckpointError(self.where(suffix), "finite scales", "an inf or NaN")
+        check_finite(self.checkpoint, tensor)
         return tensor
 
     def unsupported(self, suffix: str, got: str) -> UnsupportedError:
@@ -104,7 +103,9 @@ _NON_FINITE_BITS = {
 }
 
 
-def _all_finite(tensor: RawTensor) -> bool:
-    bits = tensor.data.view(f"u{tensor.data.itemsize}")
-    magnitude, non_finite = _NON_FINITE_BITS[tensor.dtype]
-    return bool((bits & bits.dtype.type(magnitude)).max(initial=0) < non_finite)
+def check_finite(checkpoint: Checkpoint, scales: RawTensor) -> None:
+    """CheckpointError when a scale of this tensor (or part of one) is inf or NaN."""
+    bits = scales.data.view(f"u{scales.data.itemsize}")
+    magnitude, non_finite = _NON_FINITE_BITS[scales.dtype]
+    if (bits & bits.dtype.type(magnitude)).max(initial=0) >= non_finite:
+        raise CheckpointError(checkpoint.where(scales.name), "finite scales", "an inf or NaN")
