@@ -3,6 +3,8 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
+#include <cmath>
+#include <limits>
 #include <memory>
 #include <stdexcept>
 #include <utility>
@@ -32,6 +34,14 @@ void check_range(const char* function, const char* name, int64_t value, int64_t 
     refuse(function, std::string(name) + " in 1 .. " + std::to_string(largest), std::to_string(value));
 }
 
+ops::Activation make_activation(const std::string& name, float limit, float alpha) {
+  if (name != "silu" && name != "swigluoai")
+    refuse("ExpertLayer", "activation 'silu' or 'swigluoai'", "'" + name + "'");
+  if (!(limit > 0.0f)) refuse("ExpertLayer", "limit above 0", std::to_string(limit));
+  if (!std::isfinite(alpha)) refuse("ExpertLayer", "a finite alpha", std::to_string(alpha));
+  return {name == "silu" ? ops::Gating::kSilu : ops::Gating::kSwigluOai, limit, alpha};
+}
+
 // A workspace with the pool its layers run on.
 struct BoundWorkspace {
   std::shared_ptr<runtime::ThreadPool> threads;
@@ -51,20 +61,21 @@ class BoundExpertLayer {
  public:
   BoundExpertLayer(std::shared_ptr<BoundWorkspace> workspace, int64_t num_experts, int64_t hidden,
                    int64_t intermediate, const std::string& format_name, const std::string& activation,
-                   int64_t max_top_k, const std::string& activations_name)
+                   int64_t max_top_k, const std::string& activations_name, float limit, float alpha,
+                   bool bias)
       : workspace_(std::move(workspace)) {
     check_range("ExpertLayer", "num_experts", num_experts, 1 << 16);
     check_range("ExpertLayer", "hidden", hidden, 1 << 20);
     check_range("ExpertLayer", "intermediate", intermediate, 1 << 20);
     check_range("ExpertLayer", "max_top_k", max_top_k, kMaxTopK);
-    if (activation != "silu") refuse("ExpertLayer", "activation 'silu'", "'" + activation + "'");
     const auto format = parse_format("ExpertLayer", format_name);
     const auto activations = parse_activations("ExpertLayer", activations_name);
     const auto& gate_up = required_kernel("ExpertLayer", format, {intermediate, hidden}, activations);
     const auto& down = required_kernel("ExpertLayer", format, {hidden, intermediate}, activations);
     layer_ = std::make_unique<moe::ExpertLayer>(
         workspace_->workspace,
-        moe::ExpertLayerConfig{num_experts, hidden, intermediate, &gate_up, &down, max_top_k});
+        moe::ExpertLayerConfig{num_experts, hidden, intermediate, &gate_up, &down, max_top_k,
+                               make_activation(activation, limit, alpha), bias});
   }
 
   const moe::ExpertLayer& layer() const { return *layer_; }
@@ -79,8 +90,11 @@ class BoundExpertLayer {
     check_linear("down", raw_down, config().down_kernel->weight, {config().hidden, config().intermediate});
     const format::RawWeight &gate_weight = raw_gate.checked_weight(), &up_weight = raw_up.checked_weight(),
                             &down_weight = raw_down.checked_weight();
+    const moe::ExpertBiases biases{raw_gate.checked_bias(), raw_up.checked_bias(), raw_down.checked_bias()};
+    if (!config().has_bias && (biases.gate != nullptr || biases.up != nullptr || biases.down != nullptr))
+      refuse(kName, "no bias, as the layer was made without", "one");
     nb::gil_scoped_release release;
-    layer_->load(expert, gate_weight, up_weight, down_weight);
+    layer_->load(expert, gate_weight, up_weight, down_weight, biases);
   }
 
   bool is_loaded(int64_t expert) const {
@@ -199,9 +213,13 @@ void init_moe(nb::module_& m) {
   nb::class_<BoundExpertLayer>(m, "ExpertLayer",
                                "The routed experts of one layer; a dense MLP is one with one expert.")
       .def(nb::init<std::shared_ptr<BoundWorkspace>, int64_t, int64_t, int64_t, const std::string&,
-                    const std::string&, int64_t, const std::string&>(),
+                    const std::string&, int64_t, const std::string&, float, float, bool>(),
            "workspace"_a, "num_experts"_a, "hidden"_a, "intermediate"_a, "format"_a, "activation"_a = "silu",
-           "max_top_k"_a = 8, "activations"_a = "int8",
+           "max_top_k"_a = 8, "activations"_a = "int8", "limit"_a = std::numeric_limits<float>::infinity(),
+           "alpha"_a = 1.0f, "bias"_a = false,
+           "With g = min(gate, limit) and u = clamp(up, -limit, limit), activation 'silu' is g * sigmoid(g) "
+           "* u, "
+           "'swigluoai' g * sigmoid(alpha * g) * (u + 1). Linears may have a bias when `bias` is set. "
            "activations 'bf16' passes over kernels that round activations to int8 where others run.")
       .def("load", &BoundExpertLayer::load, "expert"_a, "gate"_a, "up"_a, "down"_a,
            "gate, up [intermediate, hidden], down [hidden, intermediate], objects as for PackedWeight.pack.")

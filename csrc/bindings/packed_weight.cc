@@ -79,6 +79,7 @@ RawLinear::RawLinear(const char* function, const char* argument, nb::handle line
       argument_(argument),
       data_name_(argument_ + ".data"),
       scales_name_(argument_ + ".scales"),
+      bias_name_(argument_ + ".bias"),
       linear_(nb::borrow(linear)) {
   format_ = parse_format(function, attribute_as<std::string>("format", "a string"));
   weight_.shape = checked_shape(function, attribute_as<int64_t>("out_features", "an integer"),
@@ -105,6 +106,14 @@ const format::RawWeight& RawLinear::checked_weight() {
   weight_.data = data_->data<const void>();
   weight_.scales = scales_ == nullptr ? nullptr : scales_->data<const void>();
   return weight_;
+}
+
+const float* RawLinear::checked_bias() {
+  const nb::object source = attribute("bias");
+  if (source.is_none()) return nullptr;
+  bias_ = std::make_unique<Array>(function_, bias_name_.c_str(), source, Access::kRead);
+  bias_->expect(DType::kF32, {weight_.shape.out_features});
+  return bias_->data<const float>();
 }
 
 void RawLinear::check_array(std::unique_ptr<Array>& array, const std::string& name,

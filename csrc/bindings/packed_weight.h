@@ -28,8 +28,8 @@ const gemm::Kernel& required_kernel(const char* function, format::WeightFormat f
                                     gemm::Activations activations);
 
 // A linear [out, in] given as an object with the attributes of proa.weights.linear.RawLinear: format,
-// out_features, in_features, data, scales, global_scale, layout. Keeps the views of its arrays open. Every
-// error names the attribute, what it should be and what it is.
+// out_features, in_features, data, scales, global_scale, layout, bias. Keeps the views of its arrays open.
+// Every error names the attribute, what it should be and what it is.
 class RawLinear {
  public:
   // `argument` is the name of the object in errors.
@@ -41,6 +41,8 @@ class RawLinear {
   // Throws nanobind::type_error or std::invalid_argument unless the arrays are those of the format, which
   // must have a kernel for the shape.
   const format::RawWeight& checked_weight();
+  // float32 [out_features], or nullptr when the attribute `bias` is None. Throws like checked_weight.
+  const float* checked_bias();
 
  private:
   nanobind::object attribute(const char* name) const;
@@ -52,10 +54,10 @@ class RawLinear {
 
   const char* function_;
   std::string argument_;
-  std::string data_name_, scales_name_;  // the arrays point at them
+  std::string data_name_, scales_name_, bias_name_;  // the arrays point at them
   nanobind::object linear_;
   format::WeightFormat format_{};
-  std::unique_ptr<Array> data_, scales_;
+  std::unique_ptr<Array> data_, scales_, bias_;
   format::RawWeight weight_;
 };
 

@@ -7,6 +7,7 @@
 
 #include "gemm/act_format.h"
 #include "moe/tiles.h"
+#include "ops/kernels.h"
 
 namespace proa::moe {
 namespace {
@@ -20,6 +21,10 @@ constexpr int64_t kForkFloats = 64 * 1024;
 
 constexpr int64_t padded(int64_t bytes) noexcept { return ceil_div(bytes, 64) * 64; }
 
+void add(float* sum, const float* row, int64_t n) noexcept {
+  for (int64_t r = 0; r < n; ++r) sum[r] += row[r];
+}
+
 // sum[r] += weight * row[r], unfused, in every build the same.
 void add_scaled(float* sum, const float* row, float weight, int64_t n) noexcept {
   for (int64_t r = 0; r < n; ++r) sum[r] += weight * row[r];
@@ -32,6 +37,9 @@ ExpertLayer::ExpertLayer(ExpertWorkspace& workspace, const ExpertLayerConfig& co
       config_(config),
       gate_shape_{config.intermediate, config.hidden},
       down_shape_{config.hidden, config.intermediate},
+      biases_(config.has_bias
+                  ? static_cast<size_t>(config.num_experts * (2 * config.intermediate + config.hidden))
+                  : 0),
       loaded_(static_cast<size_t>(config.num_experts)) {
   gate_bytes_ = padded(format::packed_bytes(config.gate_up_kernel->weight, gate_shape_));
   expert_bytes_ = 2 * gate_bytes_ + padded(format::packed_bytes(config.down_kernel->weight, down_shape_));
@@ -60,7 +68,7 @@ ExpertLayer::ExpertLayer(ExpertWorkspace& workspace, const ExpertLayerConfig& co
 }
 
 void ExpertLayer::load(int64_t expert, const format::RawWeight& gate, const format::RawWeight& up,
-                       const format::RawWeight& down) noexcept {
+                       const format::RawWeight& down, const ExpertBiases& biases) noexcept {
   const std::span<std::byte> own =
       experts_.subspan(static_cast<size_t>(expert * expert_bytes_), static_cast<size_t>(expert_bytes_));
   const std::span<std::byte> places[] = {own, own.subspan(static_cast<size_t>(gate_bytes_)),
@@ -72,6 +80,16 @@ void ExpertLayer::load(int64_t expert, const format::RawWeight& gate, const form
     workspace_.pool().parallel_for(raw[i]->shape.panels(), 4, [&](int64_t begin, int64_t end, int) noexcept {
       format::pack_panels(formats[i], *raw[i], places[i], begin, end);
     });
+  if (config_.has_bias) {
+    float* dst = gate_bias_of(expert);
+    const auto copy = [&](const float* bias, int64_t n) {
+      bias == nullptr ? std::fill_n(dst, n, 0.0f) : std::copy_n(bias, n, dst);
+      dst += n;
+    };
+    copy(biases.gate, config_.intermediate);
+    copy(biases.up, config_.intermediate);
+    copy(biases.down, config_.hidden);
+  }
   loaded_[static_cast<size_t>(expert)] = 1;
 }
 
@@ -139,7 +157,7 @@ void ExpertLayer::run_gate_up(const Lease& scratch, const gemm::ActRows& x) cons
   });
 }
 
-// silu(gate) * up of one item, to the rows of its positions.
+// The activations of one item, to the rows of its positions.
 void ExpertLayer::gate_up_item(const Lease& scratch, const GateUpItem& item, gemm::ActRows x) const noexcept {
   alignas(64) float gate[kMaxBlockTokens * kMaxTileRows];
   alignas(64) float up[kMaxBlockTokens * kMaxTileRows];
@@ -159,11 +177,16 @@ void ExpertLayer::gate_up_item(const Lease& scratch, const GateUpItem& item, gem
   args.weight = up_of(item.group.expert);
   args.out = up;
   config_.gate_up_kernel->gemm(args);
+  const ops::OpKernels& kernels = ops::op_kernels();
   for (int64_t m = 0; m < item.tokens; ++m) {
     std::byte* dst = scratch.intermediate + (item.begin + m) * intermediate_row_bytes_;
-    float* gate_row = gate + m * item.rows;
+    float *gate_row = gate + m * item.rows, *up_row = up + m * item.rows;
     float* product = quantizes_intermediate_ ? gate_row : reinterpret_cast<float*>(dst) + item.row;
-    config_.gate_up_kernel->silu_mul(gate_row, up + m * item.rows, product, item.rows);
+    if (config_.has_bias) {
+      add(gate_row, gate_bias_of(item.group.expert) + item.row, item.rows);
+      add(up_row, up_bias_of(item.group.expert) + item.row, item.rows);
+    }
+    kernels.activate(config_.activation, gate_row, up_row, item.rows, product);
     if (quantizes_intermediate_)
       config_.down_kernel->quantize(product, item.row, item.rows, config_.intermediate, dst);
   }
@@ -204,8 +227,11 @@ void ExpertLayer::down_item(const Lease& scratch, const Batch& batch, int64_t ro
   for (int64_t t = 0; t < batch.num_tokens; ++t) {
     float sum[kMaxTileRows] = {};
     for (int64_t pair = t * batch.top_k; pair < (t + 1) * batch.top_k; ++pair)
-      if (const int32_t position = scratch.groups.positions()[pair]; position >= 0)
-        add_scaled(sum, results + position * rows, batch.weights[pair], rows);
+      if (const int32_t position = scratch.groups.positions()[pair]; position >= 0) {
+        float* result = results + position * rows;
+        if (config_.has_bias) add(result, down_bias_of(batch.ids[pair]) + row, rows);
+        add_scaled(sum, result, batch.weights[pair], rows);
+      }
     float* out = batch.out + t * config_.hidden + row;
     for (int64_t r = 0; r < rows; ++r) out[r] = batch.accumulate ? out[r] + sum[r] : sum[r];
   }

@@ -1,4 +1,6 @@
-// The routed experts of one layer: out[t] = sum over slots of weight * down(silu(gate(x[t])) * up(x[t])).
+// The routed experts of one layer:
+//   out[t] = sum over slots of weight * (down(activation(gate(x[t]) + gate_bias, up(x[t]) + up_bias)) +
+//   down_bias)
 #pragma once
 
 #include <atomic>
@@ -9,6 +11,7 @@
 #include "base/arena.h"
 #include "gemm/kernel.h"
 #include "moe/expert_workspace.h"
+#include "ops/activation.h"
 
 namespace proa::moe {
 
@@ -20,6 +23,15 @@ struct ExpertLayerConfig {
   const gemm::Kernel* gate_up_kernel = nullptr;  // of [intermediate, hidden]
   const gemm::Kernel* down_kernel = nullptr;     // of [hidden, intermediate]
   int64_t max_top_k = 0;
+  ops::Activation activation = {};
+  bool has_bias = false;  // one of every expert's linears may have one
+};
+
+// Biases of an expert; nullptr: zeros.
+struct ExpertBiases {
+  const float* gate = nullptr;  // [intermediate]
+  const float* up = nullptr;    // [intermediate]
+  const float* down = nullptr;  // [hidden]
 };
 
 // A forward is two fork/joins: gate + up + activation, then down with the sum over slots. Every result row
@@ -31,9 +43,9 @@ class ExpertLayer {
   ExpertLayer(ExpertWorkspace& workspace, const ExpertLayerConfig& config);
 
   // gate, up [intermediate, hidden] and down [hidden, intermediate] in the formats of their kernels. Expert
-  // may be loaded again.
+  // may be loaded again. Biases are read when the config has them.
   void load(int64_t expert, const format::RawWeight& gate, const format::RawWeight& up,
-            const format::RawWeight& down) noexcept;
+            const format::RawWeight& down, const ExpertBiases& biases = {}) noexcept;
   bool is_loaded(int64_t expert) const noexcept { return loaded_[static_cast<size_t>(expert)] != 0; }
 
   // x, out [num_tokens, hidden]; ids, weights [num_tokens, top_k]. Every id is -1 or a loaded expert;
@@ -67,6 +79,19 @@ class ExpertLayer {
   const std::byte* up_of(int64_t expert) const noexcept { return gate_of(expert) + gate_bytes_; }
   const std::byte* down_of(int64_t expert) const noexcept { return gate_of(expert) + 2 * gate_bytes_; }
 
+  float* gate_bias_of(int64_t expert) noexcept {
+    return biases_.data() + expert * (2 * config_.intermediate + config_.hidden);
+  }
+  const float* gate_bias_of(int64_t expert) const noexcept {
+    return biases_.data() + expert * (2 * config_.intermediate + config_.hidden);
+  }
+  const float* up_bias_of(int64_t expert) const noexcept {
+    return gate_bias_of(expert) + config_.intermediate;
+  }
+  const float* down_bias_of(int64_t expert) const noexcept {
+    return gate_bias_of(expert) + 2 * config_.intermediate;
+  }
+
   gemm::ActRows prepare_input(const Lease& scratch, const Batch& batch) const noexcept;
   bool is_gathered(const ExpertGroup& group) const noexcept;
   void gather_input(const Lease& scratch, const gemm::ActRows& x) const noexcept;
@@ -88,6 +113,7 @@ class ExpertLayer {
   ScratchSize scratch_size_;
   base::Arena weights_;
   std::span<std::byte> experts_;  // per expert: gate | up | down
+  std::vector<float> biases_;     // per expert: gate | up | down; empty without biases
   std::vector<uint8_t> loaded_;
   std::atomic<int64_t> bytes_read_{0}, nanoseconds_{0};
 };

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "ops/activation.h"
+
 namespace proa::ops {
 
 // Positions are handled in tiles, and their results merged in chunks, that start at fixed positions: what a
@@ -70,6 +72,10 @@ struct OpKernels {
                 int64_t value_dim) noexcept;
   // out = values / sum.
   void (*finish)(SoftmaxState state, const float* values, int64_t value_dim, float* out) noexcept;
+
+  // out[i] of gate[i] and up[i]; `out` may be either of them.
+  void (*activate)(const Activation& activation, const float* gate, const float* up, int64_t size,
+                   float* out) noexcept;
 
   // y = e^x for x <= 89 (base/exp-inl.h); `size` is a multiple of 16.
   void (*exp_row)(const float* x, int64_t size, float* y) noexcept;

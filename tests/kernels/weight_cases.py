@@ -27,6 +27,7 @@ class WeightCase:
     values: np.ndarray
     global_scale: float = 1.0
     layout: str = "rows"
+    bias: None = None
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -46,6 +46,8 @@ inline F16 fma(F16 a, F16 b, F16 c) {
   return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
 }
 inline F16 max(F16 a, F16 b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
+inline F16 min(F16 a, F16 b) { return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)}; }
+inline F16 div(F16 a, F16 b) { return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)}; }
 // Lanes below n (0 .. 16) of a, the others of b.
 inline F16 first_or(F16 a, int n, F16 b) {
   return {_mm256_blendv_ps(b.low, a.low, _mm256_castsi256_ps(first_lanes(n))),

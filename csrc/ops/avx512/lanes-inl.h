@@ -32,6 +32,8 @@ inline F16 sub(F16 a, F16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
 inline F16 mul(F16 a, F16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline F16 fma(F16 a, F16 b, F16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 inline F16 max(F16 a, F16 b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline F16 min(F16 a, F16 b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline F16 div(F16 a, F16 b) { return {_mm512_div_ps(a.v, b.v)}; }
 // Lanes below n (0 .. 16) of a, the others of b.
 inline F16 first_or(F16 a, int n, F16 b) { return {_mm512_mask_blend_ps(first_lanes(n), b.v, a.v)}; }
 // Lanes of `value` where x >= limit or x is NaN, 0 elsewhere.

@@ -50,6 +50,12 @@ inline F16 fma(F16 a, F16 b, F16 c) {
 inline F16 max(F16 a, F16 b) {  // as maxps: b when either is NaN
   return each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
 }
+inline F16 min(F16 a, F16 b) {  // as minps: b when either is NaN
+  return each([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
+}
+inline F16 div(F16 a, F16 b) {
+  return each([&](int i) { return a.v[i] / b.v[i]; });
+}
 // Lanes below n (0 .. 16) of a, the others of b.
 inline F16 first_or(F16 a, int n, F16 b) {
   return each([&](int i) { return i < n ? a.v[i] : b.v[i]; });

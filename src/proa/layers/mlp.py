@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,23 @@ from proa.layers.parameters import ParameterReader
 from proa.layers.workspace import Workspace
 from proa.native.ops import ExpertLayer
 
-__all__ = ["GatedMLP", "MlpNames", "load_experts"]
+__all__ = ["SILU", "Activation", "GatedMLP", "MlpNames", "load_experts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """What joins the outputs of gate and up, after g = min(gate, limit) and u = clamp(up, -limit, limit).
+
+    `gating`: "silu" is g * sigmoid(g) * u (with a limit: DeepSeek-V4's `swiglu_limit`), "swigluoai" is
+    g * sigmoid(alpha * g) * (u + 1) (gpt-oss and MiniMax-M3: alpha 1.702, limit 7).
+    """
+
+    gating: str = "silu"
+    limit: float = math.inf
+    alpha: float = 1.0
+
+
+SILU = Activation()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +47,14 @@ def load_experts(
     *,
     hidden: int,
     intermediate: int,
-    activation: str,
+    activation: Activation,
     workspace: Workspace,
     max_top_k: int,
 ) -> ExpertLayer:
     """Packs one gated MLP per prefix, e.g. `model.layers.3.mlp.experts.0`, into one native layer.
 
     `max_top_k`: the most experts a token goes to. All projections must share one format. Raises UnsupportedError
-    naming the first that does not.
+    naming the first that does not. Biases are part of every expert or of none.
     """
     layer: ExpertLayer | None = None
     for expert in reader.storage_order(prefixes):
@@ -53,8 +70,11 @@ def load_experts(
                 hidden=hidden,
                 intermediate=intermediate,
                 format=weight_format,
-                activation=activation,
+                activation=activation.gating,
                 max_top_k=max_top_k,
+                limit=activation.limit,
+                alpha=activation.alpha,
+                bias=any(linear.bias is not None for linear in (gate, up, down)),
             )
         for raw in (gate, up, down):
             if raw.format != weight_format:
@@ -88,7 +108,7 @@ class GatedMLP:
         *,
         hidden: int,
         intermediate: int,
-        activation: str,
+        activation: Activation,
         names: MlpNames,
     ) -> GatedMLP:
         experts = load_experts(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from proa.layers.gqa import GqaSpec
 from proa.layers.mla import MlaSpec
-from proa.layers.mlp import MlpNames
+from proa.layers.mlp import SILU, MlpNames
 from proa.layers.rotary import RotarySpec, YarnSpec
 from proa.models.config import ModelConfig, RopeConfig
 from proa.models.decoder import DecoderSpec
@@ -79,7 +79,7 @@ def moe_spec(config: ModelConfig, *, block: str = "mlp", names: MlpNames | None 
         hidden=config.hidden_size,
         intermediate=moe.intermediate_size,
         router=router,
-        activation="silu",
+        activation=SILU,
         shared_intermediate=moe.shared_intermediate_size,
         block=block,
         names=names or MlpNames(),

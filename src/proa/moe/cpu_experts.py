@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from proa.layers.mlp import MlpNames, load_experts
+from proa.layers.mlp import Activation, MlpNames, load_experts
 from proa.layers.parameters import ParameterReader
 from proa.layers.workspace import Workspace
 from proa.moe.router import TopK
@@ -32,7 +32,7 @@ class CpuExperts:
         num_experts: int,
         hidden: int,
         intermediate: int,
-        activation: str,
+        activation: Activation,
         workspace: Workspace,
         max_top_k: int,
     ) -> CpuExperts:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from proa.layers.mlp import GatedMLP, MlpNames
+from proa.layers.mlp import Activation, GatedMLP, MlpNames
 from proa.layers.parameters import ParameterReader
 from proa.layers.workspace import Workspace
 from proa.moe.cpu_experts import CpuExperts
@@ -27,7 +27,7 @@ class MoeSpec:
     hidden: int
     intermediate: int
     router: RouterSpec
-    activation: str
+    activation: Activation
     shared_intermediate: int
     block: str
     names: MlpNames

@@ -116,6 +116,9 @@ class ExpertLayer:
         activation: str = "silu",
         max_top_k: int = 8,
         activations: Activations = "int8",
+        limit: float = ...,
+        alpha: float = 1.0,
+        bias: bool = False,
     ) -> None: ...
     def load(self, expert: int, gate: RawLinear, up: RawLinear, down: RawLinear) -> None: ...
     def forward(self, x: Array, ids: Array, weights: Array, out: Array, accumulate: bool = False) -> None: ...
