@@ -13,9 +13,10 @@ from tests.models.paging import Pager
 from tests.models.test_batch_independence import in_one_forward, prompt
 from tests.models.variants import VARIANTS
 
-from proa.core.errors import CheckpointError, ConfigError, UnsupportedError
+from proa.core.errors import CheckpointError, ConfigError, KernelFaultError, UnsupportedError
 from proa.kvcache.layout import KVLayout
 from proa.models import inspect, load_model, packed_bytes
+from proa.native import _C
 from proa.weights.checkpoint import Checkpoint
 from proa.weights.progress import LoadProgress
 
@@ -263,3 +264,15 @@ def test_float16_weights_take_twice_their_file(tmp_path, make_case):
     save_file({name: tensor.half() for name, tensor in values.items()} | extra, tmp_path / "model.safetensors")
     checkpoint = Checkpoint.open(tmp_path)
     assert packed_bytes(checkpoint) == sum(4 * tensor.numel() for tensor in values.values())
+
+
+def test_a_model_on_a_broken_kernel_is_refused(edit, monkeypatch):
+    linear = _C.linear
+
+    def broken(*arguments):
+        linear(*arguments)
+        arguments[3][:] *= 2
+
+    monkeypatch.setattr(_C, "linear", broken)
+    with pytest.raises(KernelFaultError, match="PROA_FORCE_ISA"):
+        edit("mixtral_bf16")

@@ -7,6 +7,7 @@ ProaError
 ├── UnavailableError          503: the engine is loading, restarting or draining
 ├── CheckpointError           a model directory that cannot be loaded as it is
 ├── UnsupportedError          a model, format or flag proa does not have
+├── KernelFaultError          a kernel that computes wrong results on this machine
 └── ConfigError               a flag or environment variable with a wrong value
 
 Messages read `[where] expected X, got Y. Fix: Z`.
@@ -18,6 +19,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "ContextLengthError",
+    "KernelFaultError",
     "ProaError",
     "QueueFullError",
     "UnavailableError",
@@ -81,6 +83,10 @@ class CheckpointError(ProaError):
 
 class UnsupportedError(ProaError):
     """Something proa does not have."""
+
+
+class KernelFaultError(ProaError):
+    """A kernel that fails its self-test: nothing it computes can be served."""
 
 
 class ConfigError(ProaError):

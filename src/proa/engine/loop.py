@@ -8,7 +8,7 @@ from time import monotonic, perf_counter
 
 import torch
 
-from proa.core.errors import CheckpointError, ConfigError, UnsupportedError
+from proa.core.errors import CheckpointError, ConfigError, KernelFaultError, UnsupportedError
 from proa.core.logging import configure
 from proa.engine.build import LoadedModel, Loader, Report, build_engine
 from proa.engine.config import EngineConfig
@@ -58,7 +58,7 @@ def run_engine(config: EngineConfig, load: Loader) -> int:
     except _ShutdownError:
         logger.info("shutting down")
         return EXIT_OK
-    except (CheckpointError, UnsupportedError, ConfigError, MemoryError) as error:
+    except (CheckpointError, UnsupportedError, ConfigError, KernelFaultError, MemoryError) as error:
         # The API process says it, once.
         endpoint.send(Fatal(str(error) or "out of memory", user=True))
         return EXIT_USER

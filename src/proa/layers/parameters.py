@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from proa.core.errors import CheckpointError
+from proa.layers.kernel_check import KernelUse
 from proa.native.ops import PackedWeight
 from proa.native.runtime import CpuRuntime
 from proa.weights.checkpoint import Checkpoint
@@ -34,6 +35,7 @@ class ParameterReader:
     runtime: CpuRuntime
     progress: LoadProgress
     experts: GgufExperts | None = None
+    kernel_uses: set[KernelUse] = field(default_factory=set)
     _used: set[str] = field(default_factory=set)
 
     def vector(self, name: str, size: int) -> torch.Tensor:
@@ -58,10 +60,14 @@ class ParameterReader:
 
     def raw_linear(self, name: str, out_features: int, in_features: int) -> RawLinear:
         """The weight of a linear `[out_features, in_features]` as stored. Call `packed` once it is copied."""
+        shape = (out_features, in_features)
         if self.experts is not None and name in self.experts:
-            return self.experts.linear(name, (out_features, in_features))
-        expert = read_expert_linear(self.checkpoint, name, (out_features, in_features))
-        return expert or read_linear(self.checkpoint, name, (out_features, in_features))
+            linear = self.experts.linear(name, shape)
+        else:
+            expert = read_expert_linear(self.checkpoint, name, shape)
+            linear = expert or read_linear(self.checkpoint, name, shape)
+        self.kernel_uses.add(KernelUse(linear.format, *shape))
+        return linear
 
     def storage_order(self, prefixes: Sequence[str]) -> Sequence[int]:
         """Indices of experts in the order they are read fastest."""

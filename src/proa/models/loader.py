@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from proa.attention.batch import ForwardBatch, StillWanted
 from proa.core.errors import ConfigError
 from proa.kvcache.layout import KVLayout
 from proa.kvcache.pool import KVPool
+from proa.layers.kernel_check import check_kernels
 from proa.layers.parameters import ParameterReader
 from proa.models.config import ModelConfig
 from proa.models.decoder import Decoder
@@ -108,7 +110,8 @@ def load_model(
 
     `experts`: where the routed experts come from instead of `checkpoint`, see `open_gguf_experts`.
     `max_tokens`: largest forward; `max_positions`: longest sequence, at most the model's own limit (else ConfigError).
-    Raises CheckpointError naming a tensor that is missing, unexpected or of a wrong shape.
+    Raises CheckpointError naming a tensor that is missing, unexpected or of a wrong shape, and KernelFaultError when a
+    kernel fails its self-test.
     """
     config = checkpoint_config(checkpoint)
     if not 0 < max_positions <= config.max_position_embeddings:
@@ -126,6 +129,7 @@ def load_model(
         model = Decoder.load(reader, spec, max_tokens=max_tokens, max_positions=max_positions)
     reader.finish(ignored)
     progress.finish()
+    _check_kernels(reader)
     logger.info(
         "%s: %s, %.2f GB of packed weights, %.2f GB of scratch memory",
         checkpoint.path,
@@ -134,6 +138,14 @@ def load_model(
         model.workspace_bytes / 1e9,
     )
     return model
+
+
+def _check_kernels(reader: ParameterReader) -> None:
+    """Raises KernelFaultError when a kernel that the model runs on does not compute what it should."""
+    start = time.perf_counter()
+    checks = check_kernels(reader.runtime.pool, reader.kernel_uses)
+    names = ", ".join(check.kernel for check in checks)
+    logger.info("self-test of %s passed in %.0f ms", names, (time.perf_counter() - start) * 1e3)
 
 
 def _ignored(config: ModelConfig, experts: GgufExperts | None) -> Callable[[str], bool]:

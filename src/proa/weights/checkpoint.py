@@ -169,7 +169,10 @@ class Checkpoint:
 
     def _read_range(self, name: str) -> ReadRange:
         file, stored = self._location(name)
-        return ReadRange(name, file.path, file.entries[stored].begin, file.stored_bytes(stored), _is_embedding(name))
+        entry = file.entries[stored]
+        # Embeddings are used from the file, fused experts read in parts.
+        keep = _is_embedding(name) or len(entry.shape) > 2
+        return ReadRange(name, file.path, entry.begin, file.stored_bytes(stored), keep)
 
     def _read_order(self, name: str) -> tuple[int, tuple[str, int], str, int]:
         """Embedding, layer after layer, what follows the layers; in a layer the experts last, one after the other."""
