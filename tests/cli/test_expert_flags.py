@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import typing
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from proa.cli import serve
 from proa.cli.sglang_flags import parse
 from proa.core.errors import ConfigError
+from proa.engine.config import ExpertMethod
+from proa.models.expert_method import METHODS
 
 
 @pytest.fixture
@@ -40,9 +43,8 @@ def test_launch_lines_read_gguf_experts_only_when_they_ask_for_them(paths, metho
     values = {name: value for name, value in launch.values.items() if name.startswith("--kt")}
     noted = {note.partition(":")[0] for note in launch.notes}
     assert values.get("--kt-weight-path") == (paths[path] if honoured else None)
-    assert values.get("--kt-method") == ("LLAMAFILE" if method and honoured else None)
+    assert values.get("--kt-method") == (method.upper() if method else None)
     assert ("--kt-weight-path" in noted) is not honoured
-    assert ("--kt-method" in noted) is (method is not None and not honoured)
 
 
 def test_serve_hands_them_to_the_engine(tmp_path):
@@ -57,10 +59,21 @@ def test_serve_hands_them_to_the_engine(tmp_path):
     ("values", "message"),
     [
         ({"--kt-method": "LLAMAFILE"}, "--kt-weight-path with LLAMAFILE"),
-        ({"--kt-method": "RAWINT4"}, "--kt-method"),
+        ({"--kt-method": "INT3"}, "--kt-method"),
     ],
 )
 def test_serve_refuses_a_method_it_cannot_follow(tmp_path, values, message):
     (tmp_path / "config.json").touch()
     with pytest.raises(ConfigError, match=message):
         serve.compose(str(tmp_path), values)
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if method != "auto"])
+def test_every_name_reaches_the_engine(tmp_path, method):
+    (tmp_path / "config.json").touch()
+    words = ["--model", str(tmp_path), "--kt-method", method.lower(), "--kt-weight-path", str(tmp_path / "x.gguf")]
+    assert serve.compose(str(tmp_path), parse(words).values)[1].expert_method == method
+
+
+def test_the_engine_knows_the_names_that_have_a_meaning():
+    assert set(typing.get_args(ExpertMethod)) == set(METHODS)

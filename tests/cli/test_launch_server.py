@@ -63,6 +63,7 @@ def test_published_launch_lines_parse(line, underscores):
 def test_honoured_flags_reach_their_fields():
     values = parse(KIMI_K27_LINE.split()).values
     assert {name: value for name, value in values.items() if name != "--threads"} == {
+        "--kt-method": "RAWINT4",
         "--served-model-name": "kimi-k2.7-code",
         "--host": "0.0.0.0",
         "--port": 8000,

@@ -87,7 +87,7 @@ def test_a_launch_line_of_sglang_serves(start_server):
         "--model-path demo --kt-weight-path demo --served-model-name kimi-k2.7-code --host 127.0.0.1 "
         "--mem-fraction-static 0.94 --trust-remote-code --sleep-on-idle --enable-metrics --kt-cpuinfer 24 "
         "--kt-threadpool-count 1 --context-length 2048 --max-running-requests 2 --prefill-max-requests 2 "
-        "--max-total-tokens 8192 --kt-num-gpu-experts 8 --kt-method RAWINT4 --kt-gpu-prefill-token-threshold 400 "
+        "--max-total-tokens 8192 --kt-num-gpu-experts 8 --kt-method BF16 --kt-gpu-prefill-token-threshold 400 "
         "--kt-max-deferred-experts-per-token 1 --kt-enable-dynamic-expert-update --enable-mixed-chunk "
         "--tensor-parallel-size 1 --disable-shared-experts-fusion --chunked-prefill-size 256 "
         "--attention-backend flashinfer --fp8-gemm-backend triton --reasoning-parser kimi_k2 "

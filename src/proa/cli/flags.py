@@ -122,7 +122,8 @@ FLAGS: tuple[Flag, ...] = (
         "engine",
         "expert_method",
         str,
-        "Format of the routed experts: as stored (auto), or LLAMAFILE, which insists on --kt-weight-path.",
+        "Format the routed experts must have: RAWINT4, GPTQ_INT4, FP8, FP8_PERCHANNEL, BF16, MXFP4, MXFP8, NVFP4, "
+        "AMXINT4, AMXINT8, LLAMAFILE (GGUF files) or auto (any; it is detected either way).",
         sglang=("--kt-method",),
     ),
     Flag(

@@ -188,13 +188,10 @@ def _unknown(argument: str) -> ConfigError:
 def _expert_source(values: dict[str, Any], notes: list[str]) -> None:
     """LLAMAFILE, or no method and a path to GGUF: experts come from there; else always from the model directory."""
     method = str(values.pop("--kt-method", "auto"))
-    if method.upper() == "LLAMAFILE":
-        values["--kt-method"] = "LLAMAFILE"
-        return
     if method != "auto":
-        notes.append(f"--kt-method: {_FORMAT}")
+        values["--kt-method"] = method = method.upper()
     path = values.get("--kt-weight-path")
-    if path is not None and (method != "auto" or not _holds_gguf(Path(path))):
+    if path is not None and method != "LLAMAFILE" and (method != "auto" or not _holds_gguf(Path(path))):
         del values["--kt-weight-path"]
         notes.append("--kt-weight-path: experts are read from the model directory as they are, nothing is converted")
 

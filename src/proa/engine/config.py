@@ -9,9 +9,17 @@ from msgspec import Meta
 
 from proa.core.errors import ConfigError
 
-__all__ = ["EngineConfig"]
+__all__ = ["EngineConfig", "ExpertMethod"]
 
 _Positive = Annotated[int, Meta(ge=1)]
+
+# KTransformers' names. What they mean stands in `proa.models.expert_method`, which the API process does not import.
+# fmt: off
+ExpertMethod = Literal[
+    "auto", "LLAMAFILE", "RAWINT4", "GPTQ_INT4", "FP8", "FP8_PERCHANNEL",
+    "BF16", "MXFP4", "MXFP8", "NVFP4", "AMXINT4", "AMXINT8",
+]
+# fmt: on
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -24,7 +32,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     chunked_prefill_size: most prompt tokens per forward pass; fewer beside decoding sequences on a slow machine.
     memory_fraction: share of the available memory, after weights and a reserve, the KV cache may take when auto.
     expert_path: GGUF file, or directory of one model, the routed experts are read from; None: `model_path`.
-    expert_method: LLAMAFILE insists on `expert_path`; auto reads experts as they are stored.
+    expert_method: what format the experts are in, an error when they are not; auto: any. LLAMAFILE: in GGUF files.
     random_seed: makes requests without a seed reproducible from run to run; None draws from the OS.
     """
 
@@ -32,7 +40,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     to_engine: str
     from_engine: str
     expert_path: str | None = None
-    expert_method: Literal["auto", "LLAMAFILE"] = "auto"
+    expert_method: ExpertMethod = "auto"
     parent_pid: Annotated[int, Meta(ge=0)] = 0
     max_running_requests: Annotated[int, Meta(ge=1, le=1024)] = 16
     max_total_tokens: _Positive | None = None
