@@ -27,6 +27,18 @@ nb::list weight_formats() {
   return names;
 }
 
+int64_t packed_bytes(const std::string& format_name, int64_t out_features, int64_t in_features) {
+  const auto shape = checked_shape("packed_bytes", out_features, in_features);
+  const auto format = parse_format("packed_bytes", format_name);
+  const format::FormatInfo& info = format::format_info(format);
+  const char* reason = info.panel_bytes == nullptr ? "it has no packed layout yet" : info.reject(shape);
+  if (reason != nullptr)
+    throw std::invalid_argument("[packed_bytes] expected a shape that '" + format_name + "' holds, got [" +
+                                std::to_string(out_features) + ", " + std::to_string(in_features) +
+                                "]: " + reason);
+  return format::packed_bytes(format, shape);
+}
+
 nb::list kernel_report(const std::string& format_name, int64_t out_features, int64_t in_features,
                        const std::string& activations_name) {
   const auto shape = checked_shape("kernel_report", out_features, in_features);
@@ -122,6 +134,8 @@ void heads_linear(const Pool& pool, nb::object x_object, nb::sequence weight_obj
 
 void init_gemm(nb::module_& m) {
   m.def("weight_formats", &weight_formats, "The names of all weight formats.");
+  m.def("packed_bytes", &packed_bytes, "format"_a, "out_features"_a, "in_features"_a,
+        "Bytes of a linear [out, in] in kernel layout. ValueError for a shape that the format cannot hold.");
   m.def("kernel_report", &kernel_report, "format"_a, "out_features"_a, "in_features"_a,
         "activations"_a = "int8",
         "Every kernel of a weight format, best first: {name, chosen, reason} for a linear [out, in] on this "

@@ -1,11 +1,13 @@
 // ExpertLayer and route.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 
@@ -62,7 +64,7 @@ class BoundExpertLayer {
   BoundExpertLayer(std::shared_ptr<BoundWorkspace> workspace, int64_t num_experts, int64_t hidden,
                    int64_t intermediate, const std::string& format_name, const std::string& activation,
                    int64_t max_top_k, const std::string& activations_name, float limit, float alpha,
-                   bool bias)
+                   bool bias, const std::optional<std::string>& down_format_name)
       : workspace_(std::move(workspace)) {
     check_range("ExpertLayer", "num_experts", num_experts, 1 << 16);
     check_range("ExpertLayer", "hidden", hidden, 1 << 20);
@@ -71,7 +73,8 @@ class BoundExpertLayer {
     const auto format = parse_format("ExpertLayer", format_name);
     const auto activations = parse_activations("ExpertLayer", activations_name);
     const auto& gate_up = required_kernel("ExpertLayer", format, {intermediate, hidden}, activations);
-    const auto& down = required_kernel("ExpertLayer", format, {hidden, intermediate}, activations);
+    const auto down_format = down_format_name ? parse_format("ExpertLayer", *down_format_name) : format;
+    const auto& down = required_kernel("ExpertLayer", down_format, {hidden, intermediate}, activations);
     layer_ = std::make_unique<moe::ExpertLayer>(
         workspace_->workspace,
         moe::ExpertLayerConfig{num_experts, hidden, intermediate, &gate_up, &down, max_top_k,
@@ -213,10 +216,12 @@ void init_moe(nb::module_& m) {
   nb::class_<BoundExpertLayer>(m, "ExpertLayer",
                                "The routed experts of one layer; a dense MLP is one with one expert.")
       .def(nb::init<std::shared_ptr<BoundWorkspace>, int64_t, int64_t, int64_t, const std::string&,
-                    const std::string&, int64_t, const std::string&, float, float, bool>(),
+                    const std::string&, int64_t, const std::string&, float, float, bool,
+                    const std::optional<std::string>&>(),
            "workspace"_a, "num_experts"_a, "hidden"_a, "intermediate"_a, "format"_a, "activation"_a = "silu",
            "max_top_k"_a = 8, "activations"_a = "int8", "limit"_a = std::numeric_limits<float>::infinity(),
-           "alpha"_a = 1.0f, "bias"_a = false,
+           "alpha"_a = 1.0f, "bias"_a = false, "down_format"_a = nb::none(),
+           "format: of gate and up, and of down unless down_format is another. "
            "With g = min(gate, limit) and u = clamp(up, -limit, limit), activation 'silu' is g * sigmoid(g) "
            "* u, "
            "'swigluoai' g * sigmoid(alpha * g) * (u + 1). Linears may have a bias when `bias` is set. "

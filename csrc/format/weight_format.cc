@@ -3,6 +3,7 @@
 #include <array>
 
 #include "format/bf16.h"
+#include "format/f16.h"
 #include "format/f32.h"
 #include "format/format_info.h"
 #include "format/fp8_block128.h"
@@ -20,7 +21,7 @@ constexpr FormatInfo named(WeightFormat format, std::string_view name) noexcept 
 constexpr std::array<FormatInfo, kNumFormats> kFormats = {
     f32::kInfo,
     bf16::kInfo,
-    named(WeightFormat::kF16, "f16"),
+    f16::kInfo,
     int4_g32::kInfo,
     named(WeightFormat::kInt4G64, "int4_g64"),
     named(WeightFormat::kInt4G128, "int4_g128"),

@@ -22,6 +22,8 @@ float checkpoint_value(WeightFormat weight, const test::CheckpointWeight& source
       return reinterpret_cast<const float*>(bytes)[i * in + k];
     case WeightFormat::kBf16:
       return base::bf16_to_f32(words[i * in + k]);
+    case WeightFormat::kF16:
+      return base::fp16_to_f32(words[i * in + k]);
     case WeightFormat::kInt4G32: {
       const int u = bytes[i * in / 2 + k / 2] >> (k % 2 * 4) & 0x0f;
       const auto* scales = reinterpret_cast<const uint16_t*>(source.scales.data());

@@ -20,8 +20,8 @@ using test::runnable;
 using test::same_bits;
 using test::scalar_kernel;
 
-constexpr WeightFormat kFormats[] = {WeightFormat::kF32, WeightFormat::kBf16, WeightFormat::kInt4G32,
-                                     WeightFormat::kFp8Block128};
+constexpr WeightFormat kFormats[] = {WeightFormat::kF32, WeightFormat::kBf16, WeightFormat::kF16,
+                                     WeightFormat::kInt4G32, WeightFormat::kFp8Block128};
 
 void check_case(test::Rng& rng, WeightFormat weight, const Case& c) {
   const auto source = test::random_weight(rng, weight, c.shape);

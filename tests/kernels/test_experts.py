@@ -23,18 +23,21 @@ class Experts:
     """Random experts (gate, up, down) of one layer."""
 
     format: str
+    down_format: str
     linears: list[tuple[WeightCase, WeightCase, WeightCase]]
 
     @classmethod
-    def make(cls, fmt: str, seed: int = 0) -> Experts:
+    def make(cls, fmt: str, seed: int = 0, *, down: str | None = None) -> Experts:
         rng = np.random.default_rng(seed)
-        shapes = [(INTERMEDIATE, HIDDEN), (INTERMEDIATE, HIDDEN), (HIDDEN, INTERMEDIATE)]
-        return cls(fmt, [tuple(WeightCase.make(fmt, *shape, rng) for shape in shapes) for _ in range(EXPERTS)])
+        kinds = [(fmt, INTERMEDIATE, HIDDEN), (fmt, INTERMEDIATE, HIDDEN), (down or fmt, HIDDEN, INTERMEDIATE)]
+        linears = [tuple(WeightCase.make(*kind, rng) for kind in kinds) for _ in range(EXPERTS)]
+        return cls(fmt, down or fmt, linears)
 
     def load(self, where: _C.ThreadPool | _C.ExpertWorkspace) -> _C.ExpertLayer:
         """In `where`, or in a workspace of its own on that pool."""
         workspace = where if isinstance(where, _C.ExpertWorkspace) else _C.ExpertWorkspace(where, MAX_TOKENS)
-        layer = _C.ExpertLayer(workspace, EXPERTS, HIDDEN, INTERMEDIATE, self.format, max_top_k=TOP_K)
+        down = None if self.down_format == self.format else self.down_format
+        layer = _C.ExpertLayer(workspace, EXPERTS, HIDDEN, INTERMEDIATE, self.format, max_top_k=TOP_K, down_format=down)
         for expert, (gate, up, down) in enumerate(self.linears):
             layer.load(expert, gate, up, down)
         return layer
@@ -52,7 +55,7 @@ class Experts:
             # |silu'| < 1.1; exp to 2 ulp, an addition, a division and a product: fewer than 8 roundings.
             error = 1.1 * g_error * (np.abs(u) + u_error) + np.abs(silu) * u_error
             error += 8 * EPS * (np.abs(middle) + error)
-            value, value_error = (array[0] for array in product(self.format, down, middle, error))
+            value, value_error = (array[0] for array in product(self.down_format, down, middle, error))
             result[token] += weights[token, slot] * value
             bound[token] += abs(weights[token, slot]) * (value_error + 2 * TOP_K * EPS * (np.abs(value) + value_error))
         return result, bound
@@ -85,9 +88,11 @@ def forward(layer: _C.ExpertLayer, batch: Batch, accumulate_onto: float | None =
     return out
 
 
-@pytest.fixture(scope="module", params=FORMATS)
+# One format for all projections, or another one for down, which then reads other activations than gate and up.
+@pytest.fixture(scope="module", params=[*((f, f) for f in FORMATS), ("int4_g32", "f32"), ("f16", "int4_g32")], ids=str)
 def experts(request: pytest.FixtureRequest) -> Experts:
-    return Experts.make(request.param)
+    fmt, down = request.param
+    return Experts.make(fmt, down=down)
 
 
 def test_result_is_within_its_error_bound(pool: _C.ThreadPool, experts: Experts) -> None:
@@ -145,7 +150,9 @@ def test_skipped_slots_and_accumulation(pool: _C.ThreadPool, experts: Experts) -
 
 def test_a_dense_mlp_is_one_expert(pool: _C.ThreadPool, experts: Experts) -> None:
     gate, up, down = experts.linears[0]
-    layer = _C.ExpertLayer(_C.ExpertWorkspace(pool, 8), 1, HIDDEN, INTERMEDIATE, experts.format, max_top_k=1)
+    down_format = experts.down_format
+    workspace = _C.ExpertWorkspace(pool, 8)
+    layer = _C.ExpertLayer(workspace, 1, HIDDEN, INTERMEDIATE, experts.format, max_top_k=1, down_format=down_format)
     layer.load(0, gate, up, down)
     batch = Batch(Batch.make(8, 5).x, np.zeros((8, 1), np.int32), np.ones((8, 1), np.float32))
     exact, bound = experts.exact(batch.x, batch.ids, batch.weights)
@@ -154,8 +161,8 @@ def test_a_dense_mlp_is_one_expert(pool: _C.ThreadPool, experts: Experts) -> Non
 
 def test_attributes(pool: _C.ThreadPool, experts: Experts) -> None:
     layer = experts.load(pool)
-    bits = {"f32": 32, "bf16": 16, "int4_g32": 4.5, "fp8_block128": 8}[experts.format]
-    weights = EXPERTS * 3 * HIDDEN * INTERMEDIATE * bits / 8
+    bits = {"f32": 32, "bf16": 16, "f16": 16, "int4_g32": 4.5, "fp8_block128": 8}
+    weights = EXPERTS * HIDDEN * INTERMEDIATE * (2 * bits[experts.format] + bits[experts.down_format]) / 8
     assert layer.num_experts == EXPERTS and layer.kernel.endswith(experts.format)
     panels = EXPERTS * (2 * -(-INTERMEDIATE // 16) + -(-HIDDEN // 16))
     assert weights <= layer.nbytes <= weights * 1.02 + 64 * panels + 4096

@@ -9,7 +9,7 @@ import torch
 
 from proa.native import _C
 
-FORMATS = ("f32", "bf16", "int4_g32", "fp8_block128")
+FORMATS = ("f32", "bf16", "f16", "int4_g32", "fp8_block128")
 EPS = 2.0**-24  # largest relative error of one float32 rounding
 SPLIT = 2.0**-16  # the same of an activation as the sum of two bf16 terms
 
@@ -53,6 +53,9 @@ class WeightCase:
         if fmt == "bf16":
             data = to_bf16(values)
             return cls(fmt, data, None, from_bf16(data))
+        if fmt == "f16":
+            halves = values.astype(np.float16)
+            return cls(fmt, halves.view(np.uint16), None, halves.astype(np.float64))
         return cls(fmt, values, None, values.astype(np.float64))
 
     @classmethod

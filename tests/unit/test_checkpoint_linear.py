@@ -48,7 +48,7 @@ def fp8_tensors() -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(
     ("dtype", "expected", "stored"),
-    [(torch.float32, "f32", np.float32), (torch.bfloat16, "bf16", np.uint16), (torch.float16, "f32", np.float32)],
+    [(torch.float32, "f32", np.float32), (torch.bfloat16, "bf16", np.uint16), (torch.float16, "f16", np.uint16)],
 )
 def test_plain_weights(tmp_path: Path, dtype: torch.dtype, expected: str, stored: Any) -> None:
     weight = random_weight().to(dtype)

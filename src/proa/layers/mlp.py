@@ -53,8 +53,9 @@ def load_experts(
 ) -> ExpertLayer:
     """Packs one gated MLP per prefix, e.g. `model.layers.3.mlp.experts.0`, into one native layer.
 
-    `max_top_k`: the most experts a token goes to. All projections must share one format. Raises UnsupportedError
-    naming the first that does not. Biases are part of every expert or of none.
+    `max_top_k`: the most experts a token goes to. Gate and up must share one format in all experts, down too, which may
+    be another one. Raises UnsupportedError naming the first that does not. Biases are part of every
+    expert or of none.
     """
     layer: ExpertLayer | None = None
     for expert in reader.storage_order(prefixes):
@@ -63,24 +64,28 @@ def load_experts(
         up = reader.raw_linear(f"{prefix}.{names.up}", intermediate, hidden)
         down = reader.raw_linear(f"{prefix}.{names.down}", hidden, intermediate)
         if layer is None:
-            weight_format = gate.format
+            gate_up_format, down_format = gate.format, down.format
             layer = ExpertLayer(
                 workspace.experts,
                 num_experts=len(prefixes),
                 hidden=hidden,
                 intermediate=intermediate,
-                format=weight_format,
+                format=gate_up_format,
                 activation=activation.gating,
                 max_top_k=max_top_k,
                 limit=activation.limit,
                 alpha=activation.alpha,
                 bias=any(linear.bias is not None for linear in (gate, up, down)),
+                down_format=down_format,
             )
-        for raw in (gate, up, down):
+        sides = (
+            ("gate and up", gate, gate_up_format),
+            ("gate and up", up, gate_up_format),
+            ("down", down, down_format),
+        )
+        for side, raw, weight_format in sides:
             if raw.format != weight_format:
-                raise UnsupportedError(
-                    prefix, f"all projections of a layer in one format ({weight_format})", raw.format
-                )
+                raise UnsupportedError(prefix, f"{side} of a layer in one format ({weight_format})", raw.format)
         layer.load(expert, gate, up, down)
         for name in (names.gate, names.up, names.down):
             reader.packed(f"{prefix}.{name}")

@@ -86,14 +86,16 @@ def inspect(checkpoint: Checkpoint) -> ModelInfo:
 def packed_bytes(checkpoint: Checkpoint, experts: GgufExperts | None = None) -> int:
     """The most that `load_model` takes for weights. Reads headers only.
 
-    Kernel layouts have the size of what is stored, but float16 becomes float32. The embedding is counted although it
-    stays in its file: it has to be in memory to be fast.
+    Kernel layouts have the size of what is stored, but vectors and an embedding in float16 become float32. The
+    embedding is counted although it stays in its file: it has to be in memory to be fast.
     """
     ignored = _ignored(checkpoint_config(checkpoint), experts)
     total = 0 if experts is None else experts.max_packed_bytes
     for name in checkpoint.names:
         if not ignored(name):
-            total += checkpoint.nbytes(name) * (2 if checkpoint.dtype(name) == "F16" else 1)
+            linear = len(checkpoint.shape(name)) > 1 and name != "model.embed_tokens.weight"
+            widened = checkpoint.dtype(name) == "F16" and not linear
+            total += checkpoint.nbytes(name) * (2 if widened else 1)
     return total
 
 
