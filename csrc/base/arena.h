@@ -7,13 +7,15 @@
 namespace proa::base {
 
 // Backed by huge pages when it is large enough and the system offers them (madvise). Memory starts zeroed and
-// is not resident until touched, so the thread that first writes a page decides its NUMA node.
+// is not resident until touched, so without a node the thread that first writes a page decides where it is.
 class Arena {
  public:
   static constexpr size_t kAlignment = 64;
 
   Arena() noexcept = default;
-  explicit Arena(size_t bytes);  // throws std::bad_alloc
+  // On NUMA node `node` while that has room; anywhere when it is negative or the system refuses. Throws
+  // std::bad_alloc.
+  explicit Arena(size_t bytes, int node = -1);
   ~Arena();
   Arena(Arena&& other) noexcept;
   Arena& operator=(Arena&& other) noexcept;

@@ -1,10 +1,12 @@
 // cpu_info and measure_read_bandwidth.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bindings/pool.h"
@@ -56,6 +58,16 @@ nb::dict cpu_info() {
   return info;
 }
 
+std::vector<std::pair<int, int>> worker_cpus(int64_t count) {
+  if (count < 1)
+    throw std::invalid_argument("[worker_cpus] expected count of at least 1, got " + std::to_string(count));
+  std::vector<std::pair<int, int>> chosen;
+  for (const cpu::Cpu& c :
+       cpu::worker_cpus(cpu::read_topology("", cpu::allowed_cpus()), static_cast<size_t>(count)))
+    chosen.emplace_back(c.cpu, c.node);
+  return chosen;
+}
+
 double measure_read_bandwidth(const std::vector<int>& cpus, int mebibytes) {
   check_cpus("measure_read_bandwidth", cpus);
   if (mebibytes < 1 || mebibytes > 1 << 20)
@@ -69,6 +81,10 @@ double measure_read_bandwidth(const std::vector<int>& cpus, int mebibytes) {
 
 void init_cpu(nb::module_& m) {
   m.def("cpu_info", &cpu_info);
+  m.def("worker_cpus", &worker_cpus, nb::arg("count"),
+        "(CPU, NUMA node) that so many threads should run on, by node: all cores before second hardware "
+        "threads, nodes "
+        "in turn. Fewer when there are not so many CPUs.");
   m.def("measure_read_bandwidth", &measure_read_bandwidth, nb::arg("cpus"), nb::arg("mebibytes") = 512);
 }
 

@@ -3,6 +3,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -16,12 +17,18 @@ namespace {
 
 constexpr size_t kMaxThreads = 4096;
 
-void open_pool(Pool* self, const std::vector<int>& cpus) {
+void open_pool(Pool* self, const std::vector<int>& cpus, const std::vector<int>& nodes) {
   check_cpus("ThreadPool", cpus);
+  if (!nodes.empty() && nodes.size() != cpus.size())
+    throw std::invalid_argument("[ThreadPool] expected a node for each of the " +
+                                std::to_string(cpus.size()) + " CPUs, got " + std::to_string(nodes.size()));
+  if (std::set<int>(nodes.begin(), nodes.end()).size() > runtime::ThreadPool::kMaxNodes)
+    throw std::invalid_argument("[ThreadPool] expected at most " +
+                                std::to_string(runtime::ThreadPool::kMaxNodes) + " nodes, got more");
   if (cpus.size() > kMaxThreads)
     throw std::invalid_argument("[ThreadPool] expected at most 4096 CPUs, got " +
                                 std::to_string(cpus.size()));
-  new (self) Pool{std::make_shared<runtime::ThreadPool>(cpus)};
+  new (self) Pool{std::make_shared<runtime::ThreadPool>(cpus, nodes)};
 }
 
 void close_pool(Pool& self) {
@@ -43,8 +50,11 @@ void check_cpus(const char* function, const std::vector<int>& cpus) {
 
 void init_runtime(nb::module_& m) {
   nb::class_<Pool>(m, "ThreadPool")
-      .def("__init__", &open_pool, nb::arg("cpus"))
+      .def("__init__", &open_pool, nb::arg("cpus"), nb::arg("nodes") = std::vector<int>{},
+           "A worker per CPU, the first of them the caller. nodes: the NUMA node of each; without, all are "
+           "on one.")
       .def_prop_ro("num_threads", [](const Pool& self) { return self.use()->num_threads(); })
+      .def_prop_ro("num_nodes", [](const Pool& self) { return self.use()->num_nodes(); })
       .def("close", &close_pool);
 }
 

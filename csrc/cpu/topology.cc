@@ -7,10 +7,12 @@
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <sstream>
+#include <tuple>
+#include <utility>
 
 namespace proa::cpu {
 namespace {
@@ -75,17 +77,19 @@ void read_caches(const std::string& root, int cpu, Topology& topology) {
 }
 
 void read_cpus(const std::string& root, const std::vector<int>& allowed, Topology& topology) {
-  std::set<std::string> cores;  // the sibling list names a core uniquely on the whole machine
+  std::map<std::string, int>
+      threads;  // of each core; the sibling list names a core uniquely on the whole machine
   for (int cpu : allowed) {
     const std::string dir = root + "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology";
     topology.cpus.push_back({.cpu = cpu,
                              .core = read_int(dir + "/core_id", cpu),
                              .socket = std::max(0, read_int(dir + "/physical_package_id", 0)),
-                             .node = 0});
+                             .node = 0,
+                             .thread = 0});
     std::string core = read_line(dir + "/core_cpus_list");
     if (core.empty()) core = read_line(dir + "/thread_siblings_list");
     if (core.empty()) core = std::to_string(cpu);
-    if (cores.insert(core).second) topology.physical_cpus.push_back(cpu);
+    topology.cpus.back().thread = threads[core]++;
   }
 }
 
@@ -194,6 +198,26 @@ std::vector<int> allowed_cpus() {
   return {0};
 }
 
+std::vector<Cpu> worker_cpus(const Topology& topology, size_t count) {
+  std::map<std::pair<int, int>, int> seen;  // per node and thread of a core
+  struct Ranked {
+    int thread, turn;
+    Cpu cpu;
+  };
+  std::vector<Ranked> ranked;
+  for (const Cpu& cpu : topology.cpus) ranked.push_back({cpu.thread, seen[{cpu.node, cpu.thread}]++, cpu});
+  std::stable_sort(ranked.begin(), ranked.end(), [](const Ranked& a, const Ranked& b) {
+    return std::tie(a.thread, a.turn, a.cpu.node) < std::tie(b.thread, b.turn, b.cpu.node);
+  });
+  if (count < ranked.size()) ranked.resize(count);
+  std::vector<Cpu> chosen;
+  for (const Ranked& r : ranked) chosen.push_back(r.cpu);
+  std::stable_sort(chosen.begin(), chosen.end(), [](const Cpu& a, const Cpu& b) {
+    return std::tie(a.node, a.thread, a.cpu) < std::tie(b.node, b.thread, b.cpu);
+  });
+  return chosen;
+}
+
 Topology read_topology(const std::string& root, const std::vector<int>& allowed) {
   Topology topology;
   const std::string cpuinfo = read_text(root + "/proc/cpuinfo").value_or("");
@@ -203,10 +227,12 @@ Topology read_topology(const std::string& root, const std::vector<int>& allowed)
   if (!allowed.empty()) read_caches(root, allowed.front(), topology);
   read_numa(root, topology);
   topology.cpu_quota = read_cpu_quota(root);
-  if (topology.cpu_quota > 0) {
-    const auto paid = static_cast<size_t>(std::max(1.0, std::floor(topology.cpu_quota)));
-    if (paid < topology.physical_cpus.size()) topology.physical_cpus.resize(paid);
-  }
+  auto cores = static_cast<size_t>(
+      std::count_if(topology.cpus.begin(), topology.cpus.end(), [](const Cpu& c) { return c.thread == 0; }));
+  if (topology.cpu_quota > 0)
+    cores = std::min(cores, static_cast<size_t>(std::max(1.0, std::floor(topology.cpu_quota))));
+  for (const Cpu& cpu : worker_cpus(topology, cores)) topology.physical_cpus.push_back(cpu.cpu);
+  std::sort(topology.physical_cpus.begin(), topology.physical_cpus.end());
   read_huge_pages(root, topology);
   return topology;
 }

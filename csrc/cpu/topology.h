@@ -11,7 +11,8 @@ struct Cpu {
   int cpu = 0;   // logical CPU id
   int core = 0;  // core id as the system numbers it, unique within a socket
   int socket = 0;
-  int node = 0;  // NUMA node
+  int node = 0;    // NUMA node
+  int thread = 0;  // of its core, among the allowed ones
 };
 
 struct NumaNode {
@@ -24,7 +25,8 @@ struct Topology {
   std::string vendor;
   std::string model_name;
   std::vector<Cpu> cpus;           // allowed by affinity and cpuset, ascending
-  std::vector<int> physical_cpus;  // one logical CPU per core, at most as many as the CPU quota pays for
+  std::vector<int> physical_cpus;  // one logical CPU per core, ascending; with a CPU quota the first of those
+                                   // worker_cpus() would take, as many as it pays for
   double cpu_quota = 0;            // CPUs the cgroup may use, 0: no limit
   uint64_t l1d_bytes = 0;          // of the first allowed CPU; 0: unknown
   uint64_t l2_bytes = 0;
@@ -41,6 +43,11 @@ std::vector<int> allowed_cpus();
 // Reads /proc and /sys below `root` ("" on a real system). What is missing there, as in some sandboxes, falls
 // back to one socket, one NUMA node and one core per CPU.
 Topology read_topology(const std::string& root, const std::vector<int>& allowed);
+
+// The CPUs that `count` threads should run on, by node: one hardware thread of every core before the second
+// of any, and nodes in turn, so that few threads use the memory of all nodes. At most as many as there are
+// CPUs.
+std::vector<Cpu> worker_cpus(const Topology& topology, size_t count);
 
 // "0-3,8" -> 0 1 2 3 8. Anything malformed ends the list.
 std::vector<int> parse_cpu_list(const std::string& text);

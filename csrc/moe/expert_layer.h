@@ -8,8 +8,8 @@
 #include <span>
 #include <vector>
 
-#include "base/arena.h"
 #include "gemm/kernel.h"
+#include "moe/expert_weights.h"
 #include "moe/expert_workspace.h"
 #include "ops/activation.h"
 
@@ -34,8 +34,9 @@ struct ExpertBiases {
   const float* down = nullptr;  // [hidden]
 };
 
-// A forward is two fork/joins: gate + up + activation, then down with the sum over slots. Every result row
-// has the same bits whatever the batch, the order of its tokens and the number of threads.
+// A forward is two fork/joins: gate + up + activation, then down with the sum over slots. Threads work on the
+// rows that their NUMA node owns. Every result row has the same bits whatever the batch, the order of its
+// tokens and the number of threads and nodes.
 class ExpertLayer {
  public:
   // Reserves in `workspace`, which must outlive the layer and whose pool does all work. Throws
@@ -63,10 +64,10 @@ class ExpertLayer {
   void forward(const Batch& batch) noexcept;
 
   const ExpertLayerConfig& config() const noexcept { return config_; }
-  int64_t weight_bytes() const noexcept { return static_cast<int64_t>(weights_.capacity()); }
+  int64_t weight_bytes() const noexcept { return weights_.bytes(); }
   int64_t max_tokens() const noexcept { return workspace_.max_tokens(); }
 
-  int64_t bytes_per_expert() const noexcept { return expert_bytes_; }
+  int64_t bytes_per_expert() const noexcept { return weights_.expert_bytes(); }
   // Totals over all forwards, readable from any thread: the bytes of the distinct experts each used, and the
   // time they took, waiting for other layers not included.
   int64_t bytes_read() const noexcept { return bytes_read_.load(std::memory_order_relaxed); }
@@ -74,10 +75,6 @@ class ExpertLayer {
 
  private:
   using Lease = ExpertWorkspace::Lease;
-
-  const std::byte* gate_of(int64_t expert) const noexcept { return experts_.data() + expert * expert_bytes_; }
-  const std::byte* up_of(int64_t expert) const noexcept { return gate_of(expert) + gate_bytes_; }
-  const std::byte* down_of(int64_t expert) const noexcept { return gate_of(expert) + 2 * gate_bytes_; }
 
   float* gate_bias_of(int64_t expert) noexcept {
     return biases_.data() + expert * (2 * config_.intermediate + config_.hidden);
@@ -96,24 +93,21 @@ class ExpertLayer {
   bool is_gathered(const ExpertGroup& group) const noexcept;
   void gather_input(const Lease& scratch, const gemm::ActRows& x) const noexcept;
   void run_gate_up(const Lease& scratch, const gemm::ActRows& x) const noexcept;
-  void gate_up_item(const Lease& scratch, const GateUpItem& item, gemm::ActRows x) const noexcept;
-  int64_t down_tile_rows(int64_t pairs, int64_t experts) const noexcept;
+  void gate_up_item(const Lease& scratch, int node, const GateUpItem& item, gemm::ActRows x) const noexcept;
+  int64_t down_tile_rows(int node, int64_t pairs, int64_t experts) const noexcept;
   void run_down(const Lease& scratch, const Batch& batch) const noexcept;
-  void down_item(const Lease& scratch, const Batch& batch, int64_t row, int64_t rows,
+  void down_item(const Lease& scratch, const Batch& batch, int node, int64_t row, int64_t rows,
                  float* results) const noexcept;
 
   ExpertWorkspace& workspace_;
   ExpertLayerConfig config_;
-  format::Shape gate_shape_, down_shape_;
-  int64_t gate_bytes_ = 0, expert_bytes_ = 0;
+  int64_t row_step_;  // slices and tiles of the intermediate end at multiples of it
+  ExpertWeights weights_;
   int64_t input_row_bytes_ = 0;  // 0: x is read as it is
   bool quantizes_intermediate_ = false;
   int64_t intermediate_row_bytes_ = 0;  // of one pair
-  int64_t row_step_ = 0;                // tiles of the intermediate end at multiples of it
   ScratchSize scratch_size_;
-  base::Arena weights_;
-  std::span<std::byte> experts_;  // per expert: gate | up | down
-  std::vector<float> biases_;     // per expert: gate | up | down; empty without biases
+  std::vector<float> biases_;  // per expert: gate | up | down; empty without biases
   std::vector<uint8_t> loaded_;
   std::atomic<int64_t> bytes_read_{0}, nanoseconds_{0};
 };

@@ -25,11 +25,11 @@ void ExpertWorkspace::reserve(const ScratchSize& size) {
     arena_ = std::move(larger);
   }
   groups_.reserve(size.num_experts, size.max_pairs);
-  plan_.reserve(size.num_experts);
+  for (GateUpPlan& plan : plans_) plan.reserve(size.num_experts);
 }
 
 ExpertWorkspace::Lease::Lease(ExpertWorkspace& workspace, const ScratchSize& size) noexcept
-    : pool(workspace.pool_), groups(workspace.groups_), plan(workspace.plan_), lock_(workspace.busy_) {
+    : pool(workspace.pool_), groups(workspace.groups_), plans(workspace.plans_), lock_(workspace.busy_) {
   // Not in the initializers: reserve() may move the block until the lock is held.
   input = workspace.block_.data();
   gathered = input + padded(size.input_bytes);
@@ -39,7 +39,9 @@ ExpertWorkspace::Lease::Lease(ExpertWorkspace& workspace, const ScratchSize& siz
 
 int64_t ExpertWorkspace::bytes() const noexcept {
   const std::lock_guard lock(busy_);
-  return static_cast<int64_t>(arena_.capacity()) + groups_.bytes() + plan_.bytes();
+  int64_t bytes = static_cast<int64_t>(arena_.capacity()) + groups_.bytes();
+  for (const GateUpPlan& plan : plans_) bytes += plan.bytes();
+  return bytes;
 }
 
 }  // namespace proa::moe

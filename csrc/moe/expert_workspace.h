@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <mutex>
 #include <span>
+#include <vector>
 
 #include "base/arena.h"
 #include "moe/expert_groups.h"
@@ -41,8 +42,8 @@ inline constexpr int64_t kMaxGatheredBytes = int64_t{256} << 20;
 class ExpertWorkspace {
  public:
   // `pool` must outlive the workspace. No batch may have more than max_tokens tokens.
-  ExpertWorkspace(runtime::ThreadPool& pool, int64_t max_tokens) noexcept
-      : pool_(pool), max_tokens_(max_tokens) {}
+  ExpertWorkspace(runtime::ThreadPool& pool, int64_t max_tokens)
+      : pool_(pool), max_tokens_(max_tokens), plans_(static_cast<size_t>(pool.num_nodes())) {}
   ExpertWorkspace(const ExpertWorkspace&) = delete;
   ExpertWorkspace& operator=(const ExpertWorkspace&) = delete;
 
@@ -56,7 +57,7 @@ class ExpertWorkspace {
 
     runtime::ThreadPool& pool;
     ExpertGroups& groups;
-    GateUpPlan& plan;
+    std::span<GateUpPlan> plans;  // of each node
     std::byte* input;
     std::byte* gathered;  // row p: of the pair at position p
     std::byte* intermediate;
@@ -78,7 +79,7 @@ class ExpertWorkspace {
   base::Arena arena_;
   std::span<std::byte> block_;
   ExpertGroups groups_;
-  GateUpPlan plan_;
+  std::vector<GateUpPlan> plans_;
 };
 
 }  // namespace proa::moe

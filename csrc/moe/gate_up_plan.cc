@@ -16,6 +16,7 @@ constexpr int64_t kBlockStep = 32;
 
 int64_t GateUpPlan::cut(std::span<const ExpertGroup> groups, int64_t step, int64_t max_tile_rows) noexcept {
   parts_.clear();
+  if (rows_ == 0) return 0;
   int64_t items = 0;
   for (const ExpertGroup& group : groups) {
     const int64_t preferred = group.size() < kManyTokens ? kFewTokensTileRows : kMaxTileRows;

@@ -86,6 +86,9 @@ struct ThreadPool::State {
   static constexpr uint64_t kEntered = kClosed - 1;
 
   std::vector<int> cpus;
+  std::vector<int> nodes;         // of each worker, numbered through
+  std::vector<int> node_threads;  // workers of each node
+  std::vector<int> system_nodes;
   cpu_set_t worker_cpus{};
   std::chrono::nanoseconds spin{};
   std::chrono::nanoseconds join_spin{};
@@ -102,6 +105,20 @@ struct ThreadPool::State {
   std::vector<std::thread> threads;
 
   int size() const noexcept { return static_cast<int>(cpus.size()); }
+
+  void set_nodes(const std::vector<int>& given) {
+    for (size_t i = 0; i < cpus.size(); ++i) {
+      const int id = given.empty() ? -1 : given[i];
+      const auto found = std::find(system_nodes.begin(), system_nodes.end(), id);
+      const auto node = static_cast<size_t>(found - system_nodes.begin());
+      if (found == system_nodes.end()) {
+        system_nodes.push_back(id);
+        node_threads.push_back(0);
+      }
+      nodes.push_back(static_cast<int>(node));
+      ++node_threads[node];
+    }
+  }
 
   static uint32_t generation_of(uint64_t gate) noexcept { return static_cast<uint32_t>(gate >> 32); }
 
@@ -191,12 +208,13 @@ struct ThreadPool::State {
   }
 };
 
-ThreadPool::ThreadPool(std::vector<int> cpus) : state_(std::make_unique<State>()) {
+ThreadPool::ThreadPool(std::vector<int> cpus, std::vector<int> nodes) : state_(std::make_unique<State>()) {
   if (cpus.empty()) cpus.push_back(-1);  // a pool always has the caller
   const bool crowded = oversubscribed(cpus);
   state_->spin = crowded ? std::chrono::nanoseconds(0) : std::chrono::nanoseconds(kSpin);
   state_->join_spin = crowded ? std::chrono::nanoseconds(0) : std::chrono::nanoseconds(kJoinSpin);
   state_->cpus = std::move(cpus);
+  state_->set_nodes(nodes);
   state_->worker_cpus = set_of(state_->cpus.data() + 1, state_->cpus.data() + state_->cpus.size());
   state_->threads.reserve(state_->cpus.size() - 1);
   try {
@@ -211,6 +229,18 @@ ThreadPool::ThreadPool(std::vector<int> cpus) : state_(std::make_unique<State>()
 ThreadPool::~ThreadPool() { state_->stop(); }
 
 int ThreadPool::num_threads() const noexcept { return state_->size(); }
+
+int ThreadPool::num_nodes() const noexcept { return static_cast<int>(state_->system_nodes.size()); }
+
+int ThreadPool::node_of(int thread) const noexcept { return state_->nodes[static_cast<size_t>(thread)]; }
+
+int ThreadPool::threads_of(int node) const noexcept {
+  return state_->node_threads[static_cast<size_t>(node)];
+}
+
+int ThreadPool::system_node(int node) const noexcept {
+  return state_->system_nodes[static_cast<size_t>(node)];
+}
 
 void ThreadPool::run(Task task, void* context) noexcept {
   State& s = *state_;

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <type_traits>
 #include <vector>
 
@@ -11,13 +12,21 @@ namespace proa::runtime {
 
 class ThreadPool {
  public:
+  static constexpr int kMaxNodes = 64;
+
   // One worker per entry of `cpus` (logical CPU ids; the first is the caller's and is not pinned here).
-  explicit ThreadPool(std::vector<int> cpus);
+  // nodes[i]: NUMA node of worker i, at most kMaxNodes different ones; empty: all on one.
+  explicit ThreadPool(std::vector<int> cpus, std::vector<int> nodes = {});
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   int num_threads() const noexcept;
+  // Nodes are numbered 0 .. num_nodes() - 1 here, in the order of their first workers.
+  int num_nodes() const noexcept;
+  int node_of(int thread) const noexcept;
+  int threads_of(int node) const noexcept;
+  int system_node(int node) const noexcept;  // the id it was given by; -1: all on one
 
   using Task = void (*)(void* context, int thread, int num_threads);
   // Runs `task` once on every worker and returns when all are done. Not reentrant; callers take turns.
@@ -43,6 +52,27 @@ class ThreadPool {
         f(begin, begin + grain < n ? begin + grain : n, thread);
     };
     share(&call<decltype(pieces)>, &pieces);
+  }
+
+  // f(node, index, thread) for the indexes [0, counts[node]) of every node, handed out dynamically among the
+  // workers of that node and to no others. `counts` has num_nodes() entries.
+  template <class F>
+  void parallel_for_nodes(std::span<const int64_t> counts, F&& f) noexcept {
+    struct alignas(64) Counter {
+      std::atomic<int64_t> next{0};
+    };
+    Counter counters[kMaxNodes];
+    auto pieces = [&](int thread, int) {
+      const int node = node_of(thread);
+      const int64_t count = counts[static_cast<size_t>(node)];
+      for (int64_t i; (i = counters[node].next.fetch_add(1, std::memory_order_relaxed)) < count;)
+        f(node, i, thread);
+    };
+    // With one node the caller can do whatever late workers leave; with several each node needs its own.
+    if (num_nodes() == 1)
+      share(&call<decltype(pieces)>, &pieces);
+    else
+      run(&call<decltype(pieces)>, &pieces);
   }
 
  private:

@@ -58,9 +58,20 @@ void spans_outlive_a_move() {
   CHECK_EQ(first.capacity(), 0u);
 }
 
+// Also nodes that this machine lacks, or may not use.
+void nodes_are_a_wish() {
+  for (int node : {0, 1, 63, 1023, 1024, 1 << 30}) {
+    Arena arena(size_t{3} << 20, node);
+    const auto bytes = arena.take<uint8_t>(size_t{3} << 20);
+    bytes.front() = bytes.back() = 1;
+    CHECK_EQ(bytes[1], 0);
+  }
+}
+
 }  // namespace
 
 int main() {
+  nodes_are_a_wish();
   hands_out_aligned_zeroed_spans();
   refuses_what_does_not_fit();
   spans_outlive_a_move();

@@ -134,6 +134,28 @@ void counts_distinct_experts(Fixture& f) {
   CHECK(f.layer.nanoseconds() > time);
 }
 
+// Workers of nodes that share this machine's CPUs, in order or mixed, some nodes with nothing to do.
+void nodes_change_no_bits(Formats formats, Fixture& alone) {
+  test::Rng rng(6);
+  for (const std::vector<int>& nodes :
+       {std::vector<int>{0, 0, 0},
+        {0, 1, 1},
+        {5, 3, 5, 3, 3},
+        {0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2},
+        {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4, 5, 5, 5}}) {
+    runtime::ThreadPool pool(std::vector<int>(nodes.size(), 0), nodes);
+    moe::ExpertWorkspace workspace(pool, kMaxTokens);
+    Fixture sharded(workspace, formats, 4);
+    CHECK_EQ(sharded.layer.bytes_per_expert(), alone.layer.bytes_per_expert());
+    for (int64_t tokens : {int64_t{1}, int64_t{7}, kMaxTokens}) {
+      const auto x = test::random_floats(rng, tokens * kHidden, 0.1f);
+      const auto weights = test::random_floats(rng, tokens * kTopK);
+      const auto ids = random_ids(rng, tokens);
+      CHECK(sharded.forward(x, ids, weights) == alone.forward(x, ids, weights));
+    }
+  }
+}
+
 // Layers of several shapes in one workspace: it is as large as the largest needs it, and growing it for one
 // changes nothing for those before.
 void shared_workspace(runtime::ThreadPool& pool) {
@@ -214,6 +236,7 @@ int main() {
     const auto ids = random_ids(rng, kMaxTokens);
     CHECK(alone.forward(x, ids, weights) == crowd.forward(x, ids, weights));
     CHECK(alone.layer.weight_bytes() > 0);
+    nodes_change_no_bits(formats, alone);
   }
   shared_workspace(one);
   shared_workspace(three);

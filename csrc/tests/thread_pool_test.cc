@@ -54,6 +54,28 @@ void parallel_for_covers_every_index_once(size_t threads) {
     }
 }
 
+void nodes_do_their_own_work(const std::vector<int>& nodes) {
+  ThreadPool pool(cpus(nodes.size()), nodes);
+  std::vector<int64_t> counts;
+  int workers = 0;
+  for (int node = 0; node < pool.num_nodes(); ++node) {
+    counts.push_back(node == 1 ? 0 : 100 * node + 7);
+    workers += pool.threads_of(node);
+  }
+  CHECK_EQ(workers, pool.num_threads());
+  for (int call = 0; call < 50; ++call) {
+    std::vector<std::vector<int>> hits;
+    for (int64_t count : counts) hits.emplace_back(static_cast<size_t>(count));
+    pool.parallel_for_nodes(counts, [&](int node, int64_t i, int thread) {
+      CHECK_EQ(pool.node_of(thread), node);
+      CHECK_EQ(pool.system_node(node), nodes[static_cast<size_t>(thread)]);
+      ++hits[static_cast<size_t>(node)][static_cast<size_t>(i)];
+    });
+    for (const auto& of_node : hits)
+      for (int n : of_node) CHECK_EQ(n, 1);
+  }
+}
+
 // Workers that come late are left out, the others run at most once, and nobody runs after the call is over.
 void shared_calls_wait_for_those_who_came(size_t threads, int calls) {
   ThreadPool pool(cpus(threads));
@@ -141,6 +163,9 @@ int main() {
   every_worker_runs_once_per_call(8, 200);  // more threads than most test machines have CPUs
   parallel_for_covers_every_index_once(1);
   parallel_for_covers_every_index_once(3);
+  nodes_do_their_own_work({7});
+  nodes_do_their_own_work({0, 0, 1});
+  nodes_do_their_own_work({3, 1, 1, 3, 2, 9});
   shared_calls_wait_for_those_who_came(2, 20000);
   shared_calls_wait_for_those_who_came(5, 2000);
   idle_workers_sleep_and_wake();

@@ -127,6 +127,18 @@ def test_rows_do_not_depend_on_batch_order_or_threads(
     np.testing.assert_array_equal(forward(experts.load(crowd), batch), out)
 
 
+@pytest.mark.parametrize("nodes", [[0, 1], [0, 0, 1], [2, 0, 1, 1, 1], [0, 1, 2, 3, 4, 5, 5]], ids=str)
+def test_numa_nodes_change_no_bits(pool: _C.ThreadPool, experts: Experts, nodes: list[int]) -> None:
+    batch = Batch.make(MAX_TOKENS, 1)
+    sharded = _C.ThreadPool([_C.cpu_info()["cpus"][0]["cpu"]] * len(nodes), nodes)
+    layer, whole = experts.load(sharded), experts.load(pool)
+    assert sharded.num_nodes == len(set(nodes)) and layer.nbytes == whole.nbytes
+    out = forward(whole, batch)
+    np.testing.assert_array_equal(forward(layer, batch), out)
+    np.testing.assert_array_equal(forward(layer, batch[:1]), out[:1])
+    sharded.close()
+
+
 def test_one_expert_for_all_tokens(pool: _C.ThreadPool, experts: Experts) -> None:
     layer = experts.load(pool)
     batch = Batch.make(MAX_TOKENS, 3)

@@ -66,6 +66,26 @@ def test_runtime_refuses_thread_counts(threads: int) -> None:
         CpuRuntime(threads)
 
 
+def test_threads_take_cores_first_and_stay_within_the_cpus_allowed() -> None:
+    info = _C.cpu_info()
+    node_of = {entry["cpu"]: entry["node"] for entry in info["cpus"]}
+    with CpuRuntime() as runtime:
+        assert sorted(runtime.cpus) == sorted(info["physical_cpus"])
+        assert runtime.pool.num_nodes == len({node_of[cpu] for cpu in runtime.cpus})
+    chosen = _C.worker_cpus(10_000)
+    assert dict(chosen) == node_of and len(chosen) == len(node_of)
+    with pytest.raises(ValueError, match=r"\[worker_cpus\] expected count"):
+        _C.worker_cpus(0)
+
+
+def test_pool_refuses_nodes_that_do_not_fit() -> None:
+    cpu = _C.cpu_info()["cpus"][0]["cpu"]
+    with pytest.raises(ValueError, match=r"expected a node for each of the 2 CPUs, got 1"):
+        _C.ThreadPool([cpu] * 2, [0])
+    with pytest.raises(ValueError, match=r"expected at most 64 nodes"):
+        _C.ThreadPool([cpu] * 65, list(range(65)))
+
+
 def test_closing_ends_the_threads() -> None:
     def native_threads() -> int:
         return len(list(Path("/proc/self/task").iterdir()))

@@ -17,7 +17,8 @@ class CpuRuntime:
     """Owns the pinned thread pool all native operators of a process run on. Built once, by the engine.
 
     `num_threads`: None takes one thread per physical core this process may use (affinity, cgroup cpuset and quota).
-    More than that first takes the other hardware threads of the cores. `cpus`: where the threads run.
+    Fewer are spread over the NUMA nodes; more take the other hardware threads of the cores too. `cpus`: where the
+    threads run. Weights of experts lie on the node whose threads multiply them.
 
     Raises:
         ConfigError: more threads than CPUs this process may use, or fewer than one.
@@ -27,15 +28,16 @@ class CpuRuntime:
 
     def __init__(self, num_threads: int | None = None) -> None:
         info = _C.cpu_info()
-        physical = info["physical_cpus"]
-        cpus = physical + [entry["cpu"] for entry in info["cpus"] if entry["cpu"] not in physical]
-        count = len(physical) if num_threads is None else num_threads
-        if not 1 <= count <= len(cpus):
-            raise ConfigError("threads", f"1 to {len(cpus)} threads (CPUs this process may use)", count)
-        self.cpus = cpus[:count]
-        self.pool = _C.ThreadPool(self.cpus)
+        available = len(info["cpus"])
+        count = len(info["physical_cpus"]) if num_threads is None else num_threads
+        if not 1 <= count <= available:
+            raise ConfigError("threads", f"1 to {available} threads (CPUs this process may use)", count)
+        workers = _C.worker_cpus(count)
+        self.cpus = [cpu for cpu, _ in workers]
+        self.pool = _C.ThreadPool(self.cpus, [node for _, node in workers])
         self.num_threads = count
-        _log.info("%d threads on CPUs %s, ISA %s", count, self.cpus, info["isa_in_use"])
+        nodes = self.pool.num_nodes
+        _log.info("%d threads on CPUs %s, %d NUMA nodes, ISA %s", count, self.cpus, nodes, info["isa_in_use"])
 
     def close(self) -> None:
         """Ends the threads. Operators given the pool afterwards raise ValueError."""
