@@ -1,56 +1,50 @@
 #include "format/weight_format.h"
 
 #include <array>
+#include <initializer_list>
 
 #include "format/bf16.h"
 #include "format/f16.h"
 #include "format/f32.h"
 #include "format/format_info.h"
 #include "format/fp8_block128.h"
-#include "format/int4_g32.h"
+#include "format/grouped_formats.h"
 #include "format/int8_g128.h"
 
 namespace proa::format {
 namespace {
 
-// A format with its name only.
-constexpr FormatInfo named(WeightFormat format, std::string_view name) noexcept {
-  return {format, name, any_shape, nullptr, false, nullptr, nullptr, nullptr};
+constexpr std::array<std::string_view, kNumFormats> kNames = {
+    "f32",          "bf16",         "f16",           "int4_g32",     "int4_g64",  "int4_g128",
+    "int4_g32_f16", "int4_g64_f16", "int4_g128_f16", "int8_g32_f16", "int8_g128", "fp8_block128",
+    "fp8_channel",  "mxfp8",        "mxfp4",         "nvfp4",        "q4_1",      "q5_0",
+    "q5_1",         "q2_k",         "q3_k",          "q4_k",         "q5_k",      "q6_k"};
+
+using FormatTable = std::array<FormatInfo, kNumFormats>;
+
+template <class... F>
+constexpr FormatTable table_of(std::initializer_list<FormatInfo> infos, FormatList<F...>) noexcept {
+  FormatTable table{};
+  for (size_t i = 0; i < table.size(); ++i) {
+    table[i].format = static_cast<WeightFormat>(i);
+    table[i].name = kNames[i];
+    table[i].reject = any_shape;
+  }
+  for (const FormatInfo& info : infos) table[static_cast<size_t>(info.format)] = info;
+  ((table[static_cast<size_t>(F::kFormat)] = kGroupedInfo<F>), ...);
+  return table;
 }
 
-constexpr std::array<FormatInfo, kNumFormats> kFormats = {
-    f32::kInfo,
-    bf16::kInfo,
-    f16::kInfo,
-    int4_g32::kInfo,
-    named(WeightFormat::kInt4G64, "int4_g64"),
-    named(WeightFormat::kInt4G128, "int4_g128"),
-    named(WeightFormat::kInt4G32F16, "int4_g32_f16"),
-    named(WeightFormat::kInt4G64F16, "int4_g64_f16"),
-    named(WeightFormat::kInt4G128F16, "int4_g128_f16"),
-    named(WeightFormat::kInt8G32F16, "int8_g32_f16"),
-    int8_g128::kInfo,
-    fp8_block128::kInfo,
-    named(WeightFormat::kFp8Channel, "fp8_channel"),
-    named(WeightFormat::kMxFp8, "mxfp8"),
-    named(WeightFormat::kMxFp4, "mxfp4"),
-    named(WeightFormat::kNvFp4, "nvfp4"),
-    named(WeightFormat::kQ4_1, "q4_1"),
-    named(WeightFormat::kQ5_0, "q5_0"),
-    named(WeightFormat::kQ5_1, "q5_1"),
-    named(WeightFormat::kQ2K, "q2_k"),
-    named(WeightFormat::kQ3K, "q3_k"),
-    named(WeightFormat::kQ4K, "q4_k"),
-    named(WeightFormat::kQ5K, "q5_k"),
-    named(WeightFormat::kQ6K, "q6_k"),
-};
+// A format that is not in the list has its name only.
+constexpr FormatTable kFormats =
+    table_of({f32::kInfo, bf16::kInfo, f16::kInfo, int8_g128::kInfo, fp8_block128::kInfo}, GroupedFormats{});
 
-constexpr bool in_order() noexcept {
+constexpr bool names_agree() noexcept {
   for (size_t i = 0; i < kFormats.size(); ++i)
-    if (kFormats[i].format != static_cast<WeightFormat>(i)) return false;
+    if (kFormats[i].name != kNames[i] || kFormats[i].format != static_cast<WeightFormat>(i)) return false;
   return true;
 }
-static_assert(in_order(), "kFormats is indexed by WeightFormat");
+static_assert(names_agree(), "kNames is in the order of WeightFormat, with the names of the headers");
 
 }  // namespace
 

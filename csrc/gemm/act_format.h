@@ -16,7 +16,9 @@ constexpr int64_t act_row_bytes(ActFormat act, int64_t in_features) noexcept {
     case ActFormat::kF32:
       return 0;
     case ActFormat::kInt8G32:
-      return quantized_row_bytes(in_features);
+      return quantized_row_bytes(in_features, 1);
+    case ActFormat::kInt8G32Halves:
+      return quantized_row_bytes(in_features, 2);
     case ActFormat::kInt16G128:
       return int16_row_bytes(in_features);
     case ActFormat::kBf16Terms:
@@ -31,7 +33,8 @@ constexpr int64_t act_group(ActFormat act) noexcept {
     case ActFormat::kF32:
       return 1;
     case ActFormat::kInt8G32:
-      return format::kInt4Group;
+    case ActFormat::kInt8G32Halves:
+      return format::kGroup;
     case ActFormat::kInt16G128:
       return kInt16Group;
     case ActFormat::kBf16Terms:

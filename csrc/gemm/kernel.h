@@ -14,7 +14,7 @@ namespace proa::gemm {
 
 // What a cell reads as activations: f32 rows as they are, or rows written by its `quantize`
 // (quantized_act.h, split_act.h; act_format.h has their sizes).
-enum class ActFormat : uint8_t { kF32, kInt8G32, kInt16G128, kBf16Terms };
+enum class ActFormat : uint8_t { kF32, kInt8G32, kInt8G32Halves, kInt16G128, kBf16Terms };
 
 // Row m of the activations is data + stride_bytes * (index == nullptr ? m : index[m]).
 struct ActRows {
@@ -72,7 +72,7 @@ struct Candidate {
 enum class Activations : uint8_t { kInt8, kBf16 };
 
 constexpr bool is_int8(ActFormat act) noexcept {
-  return act == ActFormat::kInt8G32 || act == ActFormat::kInt16G128;
+  return act == ActFormat::kInt8G32 || act == ActFormat::kInt8G32Halves || act == ActFormat::kInt16G128;
 }
 
 // All cells of `format` with the verdict for `shape` under the instructions `isa`. At most one is chosen.

@@ -2,7 +2,6 @@
 #include <bit>
 #include <cmath>
 
-#include "format/int4_g32.h"
 #include "tests/check.h"
 #include "tests/random_weight.h"
 
@@ -28,6 +27,12 @@ float checkpoint_value(WeightFormat weight, const test::CheckpointWeight& source
       const int u = bytes[i * in / 2 + k / 2] >> (k % 2 * 4) & 0x0f;
       const auto* scales = reinterpret_cast<const uint16_t*>(source.scales.data());
       return static_cast<float>(u - 8) * base::bf16_to_f32(scales[i * (in / 32) + k / 32]);
+    }
+    case WeightFormat::kMxFp4: {
+      constexpr float kValues[] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+      const int code = bytes[i * in / 2 + k / 2] >> (k % 2 * 4) & 0x0f;
+      const auto e = static_cast<int>(source.scales[static_cast<size_t>(i * (in / 32) + k / 32)]);
+      return std::ldexp(code < 8 ? kValues[code] : -kValues[code - 8], e - 127);
     }
     case WeightFormat::kFp8Block128: {
       const auto* scales = reinterpret_cast<const float*>(source.scales.data());
@@ -70,7 +75,7 @@ void pieces_equal_whole(WeightFormat weight, test::Rng& rng) {
 }
 
 void int4_layout() {
-  // Row 0 holds -8 .. 7 twice, row 1 is constant: the packed block is the diagram of int4_g32.h.
+  // Row 0 holds -8 .. 7 twice, row 1 is constant: the packed block is the diagram of format/grouped.h.
   test::CheckpointWeight source{{2, 32}, std::vector<std::byte>(32), std::vector<std::byte>(4)};
   for (int i = 0; i < 16; ++i) {
     source.data[static_cast<size_t>(i)] = static_cast<std::byte>((2 * i + 1) % 16 << 4 | (2 * i) % 16);
@@ -81,7 +86,7 @@ void int4_layout() {
   std::memcpy(words, packed.bytes().data(), 64);
   CHECK_EQ(words[0], 0x76543210u);
   CHECK_EQ(words[1], 0x99999999u);
-  CHECK_EQ(words[2], format::int4_g32::kZeroWord);
+  CHECK_EQ(words[2], 0x88888888u);
   std::memcpy(words, packed.bytes().data() + 64, 64);
   CHECK_EQ(words[0], 0xfedcba98u);
 }

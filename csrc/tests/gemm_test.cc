@@ -4,6 +4,7 @@
 #include <limits>
 #include <string>
 
+#include "gemm/act_format.h"
 #include "gemm/kernel.h"
 #include "gemm/quantized_act.h"
 #include "tests/check.h"
@@ -20,8 +21,13 @@ using test::runnable;
 using test::same_bits;
 using test::scalar_kernel;
 
-constexpr WeightFormat kFormats[] = {WeightFormat::kF32, WeightFormat::kBf16, WeightFormat::kF16,
-                                     WeightFormat::kInt4G32, WeightFormat::kFp8Block128};
+// Those with a scalar cell.
+std::vector<WeightFormat> formats_with_cells() {
+  std::vector<WeightFormat> formats;
+  for (const WeightFormat weight : test::packable_formats())
+    if (gemm::select_kernel(weight, {32, 256}, 0) != nullptr) formats.push_back(weight);
+  return formats;
+}
 
 void check_case(test::Rng& rng, WeightFormat weight, const Case& c) {
   const auto source = test::random_weight(rng, weight, c.shape);
@@ -44,16 +50,18 @@ void check_case(test::Rng& rng, WeightFormat weight, const Case& c) {
 // The scalar cells against float64: the tolerance is (K + 3) eps sum |w x|, for int4 on the quantized
 // activations.
 void scalar_is_right(test::Rng& rng, WeightFormat weight) {
-  const format::Shape shape{40, 160};
+  constexpr int64_t kIn = 256;
+  const auto& kernel = scalar_kernel(weight);
+  if (kernel.act == gemm::ActFormat::kInt16G128) return;  // int8_g128_test.cc
+  const format::Shape shape{40, kIn};
   const auto source = test::random_weight(rng, weight, shape);
   const test::PackedMemory packed(weight, source);
-  std::vector<float> w(40 * 160);
+  std::vector<float> w(40 * kIn);
   format::unpack(weight, shape, packed.bytes(), w);
-  auto x = test::random_floats(rng, 160);
-  const auto& kernel = scalar_kernel(weight);
+  auto x = test::random_floats(rng, kIn);
   const auto out = multiply(kernel, {shape, 1, 0, 3}, packed.bytes(), x, {0});
   if (kernel.quantize != nullptr) {
-    for (size_t g = 0; g < 5; ++g) {
+    for (size_t g = 0; g < kIn / 32; ++g) {
       float largest = 0.0f;
       for (size_t c = 0; c < 32; ++c) largest = std::max(largest, std::fabs(x[32 * g + c]));
       const float d = largest / 127.0f;
@@ -62,11 +70,11 @@ void scalar_is_right(test::Rng& rng, WeightFormat weight) {
   }
   for (size_t i = 0; i < 40; ++i) {
     double sum = 0.0, size = 0.0;
-    for (size_t k = 0; k < 160; ++k) {
-      sum += double{w[i * 160 + k]} * x[k];
-      size += std::fabs(double{w[i * 160 + k]} * x[k]);
+    for (size_t k = 0; k < kIn; ++k) {
+      sum += double{w[i * kIn + k]} * x[k];
+      size += std::fabs(double{w[i * kIn + k]} * x[k]);
     }
-    CHECK(std::fabs(out[i] - sum) <= 163 * 0x1p-24 * size);
+    CHECK(std::fabs(out[i] - sum) <= (kIn + 3) * 0x1p-24 * size);
   }
 }
 
@@ -106,27 +114,25 @@ void fp8_codes() {
   }
 }
 
-void quantization(test::Rng& rng) {
-  const auto& scalar = scalar_kernel(WeightFormat::kInt4G32);
+// Rows of int8 activations: every cell writes what the scalar one does, in one piece or several.
+void quantization(test::Rng& rng, const gemm::Kernel& scalar) {
   auto x = test::random_floats(rng, 320);
   for (size_t i = 0; i < 32; ++i) x[i] = 0.0f;                                    // an empty group
   for (size_t i = 32; i < 64; ++i) x[i] = 0x1p-149f * static_cast<float>(i % 9);  // d underflows to 0
   for (size_t i = 64; i < 96; ++i) x[i] = 0x1p-149f * 190.0f;                     // d is subnormal: clamped
   for (size_t i = 96; i < 128; ++i)
     x[i] = (static_cast<float>(i) - 96.5f) * (i % 2 == 0 ? 1.0f : -1.0f);  // halves
-  const auto bytes = static_cast<size_t>(gemm::quantized_row_bytes(320));
+  const auto bytes = static_cast<size_t>(gemm::act_row_bytes(scalar.act, 320));
   std::vector<std::byte> expected(bytes), row(bytes);
   scalar.quantize(x.data(), 0, 320, 320, expected.data());
+  auto with_nan = x;
+  with_nan[200] = std::numeric_limits<float>::quiet_NaN();
   for (const gemm::Kernel* kernel : gemm::all_kernels()) {
-    if (kernel->act != gemm::ActFormat::kInt8G32 || !runnable(*kernel)) continue;
+    if (kernel->weight != scalar.weight || kernel->act != scalar.act || !runnable(*kernel)) continue;
     kernel->quantize(x.data() + 64, 64, 256, 320, row.data());  // in two parts
     kernel->quantize(x.data(), 0, 64, 320, row.data());
     CHECK(row == expected);
-  }
-  x[200] = std::numeric_limits<float>::quiet_NaN();
-  for (const gemm::Kernel* kernel : gemm::all_kernels()) {
-    if (kernel->act != gemm::ActFormat::kInt8G32 || !runnable(*kernel)) continue;
-    kernel->quantize(x.data(), 0, 320, 320, row.data());
+    kernel->quantize(with_nan.data(), 0, 320, 320, row.data());
     CHECK(std::isnan(gemm::quantized_row(row.data(), 320).scale[6]));
   }
 }
@@ -171,9 +177,9 @@ void selection() {
     CHECK(!candidate.chosen);
     CHECK(candidate.reason.find("32") != std::string::npos);
   }
-  for (WeightFormat weight : kFormats) {
+  for (WeightFormat weight : formats_with_cells()) {
     int chosen = 0;
-    for (const auto& candidate : gemm::explain_selection(weight, {16, 64}, cpu::kAvx2Tier)) {
+    for (const auto& candidate : gemm::explain_selection(weight, {16, 256}, cpu::kAvx2Tier)) {
       CHECK(!candidate.reason.empty());
       if (candidate.chosen) CHECK_EQ(std::string(candidate.kernel->name).substr(0, 5), std::string("avx2."));
       chosen += candidate.chosen;
@@ -187,16 +193,22 @@ void selection() {
 
 int main() {
   test::Rng rng(2);
-  for (WeightFormat weight : kFormats) {
+  for (WeightFormat weight : formats_with_cells()) {
     scalar_is_right(rng, weight);
+    const gemm::ActFormat act = scalar_kernel(weight).act;
+    if (act == gemm::ActFormat::kInt8G32 || act == gemm::ActFormat::kInt8G32Halves)
+      quantization(rng, scalar_kernel(weight));
     for (int i = 0; i < 60; ++i) check_case(rng, weight, test::random_case(rng, weight));
-    check_case(rng, weight, {{37, 256}, 150, 0, 3});  // more tokens than one pass takes
-    check_case(rng, weight, {{37, 1120}, 64, 0, 3});  // more columns than a chunk has
-    check_case(rng, weight, {{37, 1184}, 45, 0, 3});  // more columns than a chunk has
+    const auto columns = [&](int64_t n) {
+      const int64_t step = test::column_step(weight);
+      return (n + step - 1) / step * step;
+    };
+    check_case(rng, weight, {{37, 256}, 150, 0, 3});           // more tokens than one pass takes
+    check_case(rng, weight, {{37, columns(1120)}, 64, 0, 3});  // more columns than a chunk has
+    check_case(rng, weight, {{37, columns(1184)}, 45, 0, 3});  // more columns than a chunk has
   }
   extremes();
   fp8_codes();
-  quantization(rng);
   silu();
   selection();
   return test::result();

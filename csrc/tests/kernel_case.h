@@ -14,7 +14,7 @@ inline bool runnable(const gemm::Kernel& kernel) {
 }
 
 inline const gemm::Kernel& scalar_kernel(format::WeightFormat weight) {
-  return *gemm::select_kernel(weight, {32, 32}, 0);
+  return *gemm::select_kernel(weight, {32, 256}, 0);
 }
 
 // The rows `index` of x [num_rows, in] as `kernel` reads them.
@@ -60,10 +60,18 @@ inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) 
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
+// in_features must be a multiple of it.
+inline int64_t column_step(format::WeightFormat weight) {
+  int64_t step = 1;
+  while (format::format_info(weight).reject({1, step}) != nullptr) step *= 2;
+  return step;
+}
+
 inline Case random_case(Rng& rng, format::WeightFormat weight) {
   Case c{};
   c.shape.out_features = pick(rng, 1, 70);
-  c.shape.in_features = weight == format::WeightFormat::kInt4G32 ? 32 * pick(rng, 1, 12) : pick(rng, 1, 300);
+  const int64_t step = column_step(weight);
+  c.shape.in_features = step * pick(rng, 1, std::max<int64_t>(2, 384 / step));
   c.tokens = pick(rng, 1, 4) == 1 ? 1 : pick(rng, 1, 40);
   c.panel_begin = pick(rng, 0, c.shape.panels() - 1);
   c.panel_end = pick(rng, c.panel_begin + 1, c.shape.panels());

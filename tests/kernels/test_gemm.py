@@ -146,9 +146,9 @@ def test_heads_linear_is_one_linear_per_head(pool: _C.ThreadPool, fmt: str, toke
 def test_kernel_report_names_the_choice_and_every_reason() -> None:
     for fmt in FORMATS:
         report = _C.kernel_report(fmt, 64, 64)
-        vnni = ["avxvnni"] if fmt == "int4_g32" else []
+        wide, narrow = (["avx512bw"], ["avxvnni"]) if fmt == "int4_g32" else ([], [])
         amx = ["amx"] if fmt not in ("f32", "f16") else []
-        assert [row["name"].split(".")[0] for row in report] == [*amx, "avx512", *vnni, "avx2", "ref"]
+        assert [row["name"].split(".")[0] for row in report] == [*amx, "avx512", *wide, *narrow, "avx2", "ref"]
         assert sum(row["chosen"] for row in report) == 1
         assert all(row["reason"] for row in report)
     odd = _C.kernel_report("int4_g32", 64, 40)

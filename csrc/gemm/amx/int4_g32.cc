@@ -1,5 +1,3 @@
-#include "format/int4_g32.h"
-
 #include <immintrin.h>
 
 #include <algorithm>
@@ -7,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "format/int4.h"
 #include "gemm/amx/avx512_parts.h"
 #include "gemm/amx/tile.h"
 #include "gemm/panel.h"
@@ -26,7 +25,8 @@ namespace {
 
 using format::kInt4Group;
 using format::kPanelRows;
-using format::int4_g32::kBlockBytes;
+using Layout = format::GroupedLayout<format::Int4G32>;
+constexpr int64_t kBlockBytes = Layout::super_bytes(1);
 
 // Fewer tokens do not pay for unpacking the weights to memory (even at about 20, measured): the avx512 cell
 // has the same bits.
@@ -76,7 +76,7 @@ void copy_acts(const GemmArgs& args, int64_t first_token, int64_t num_tokens, in
 // Unpacks `groups` blocks and requests those at `next`, which are unpacked after them.
 void unpack(const std::byte* block, const std::byte* next, int64_t groups, WeightChunk& chunk) noexcept {
   const __m512i low_nibble = _mm512_set1_epi8(0x0f);
-  const __m512i offset = _mm512_set1_epi8(format::int4_g32::kOffset);
+  const __m512i offset = _mm512_set1_epi8(format::Int4G32::kOffset);
   for (int64_t g = 0; g < groups; ++g, block += kBlockBytes, next += kBlockBytes) {
     for (int64_t line = 0; line < kBlockBytes; line += 64)
       _mm_prefetch(reinterpret_cast<const char*>(next + line), _MM_HINT_T0);
@@ -88,7 +88,7 @@ void unpack(const std::byte* block, const std::byte* next, int64_t groups, Weigh
       _mm512_store_si512(chunk.q[g] + 2 * kTileRowBytes * j, _mm512_sub_epi8(even, offset));
       _mm512_store_si512(chunk.q[g] + 2 * kTileRowBytes * j + kTileRowBytes, _mm512_sub_epi8(odd, offset));
     }
-    const auto* scales = reinterpret_cast<const __m256i*>(block + format::int4_g32::kNibbleBytes);
+    const auto* scales = reinterpret_cast<const __m256i*>(block + Layout::kGroupBytes);
     const __m512i bits = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(scales)), 16);
     _mm512_store_ps(chunk.scale[g], _mm512_castsi512_ps(bits));
   }
@@ -254,14 +254,20 @@ void multiply_pass(const GemmArgs& args, int64_t first_token, int64_t num_tokens
   }
 }
 
-const char* reject(const format::Shape& shape) noexcept { return kAvx512Int4G32.reject(shape); }
+// Has the same bits.
+const Kernel& avx512_cell() noexcept {
+  static const Kernel& cell = cell_of(avx512_vnni_grouped_cells(), format::WeightFormat::kInt4G32);
+  return cell;
+}
+
+const char* reject(const format::Shape& shape) noexcept { return avx512_cell().reject(shape); }
 
 void quantize(const float* x, int64_t first, int64_t count, int64_t in_features, std::byte* row) noexcept {
-  kAvx512Int4G32.quantize(x, first, count, in_features, row);
+  avx512_cell().quantize(x, first, count, in_features, row);
 }
 
 void gemm(const GemmArgs& args) noexcept {
-  if (args.num_tokens < kFewTokens) return kAvx512Int4G32.gemm(args);
+  if (args.num_tokens < kFewTokens) return avx512_cell().gemm(args);
   const TileRelease release;
   Scratch scratch;
   for (int64_t m = 0; m < args.num_tokens; m += kTokensPerPass)

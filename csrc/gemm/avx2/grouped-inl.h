@@ -1,0 +1,215 @@
+// What the cells of grouped formats with 256-bit registers share: 8 rows of a panel at a time. Include inside
+// an ISA's target region and namespace, after Vec and beside the definition of `dot_quads`.
+
+using format::kGroup;
+
+constexpr int kTokens = 4;
+constexpr int64_t kPrefetchBytes = 4096;
+
+// `dot` plus, for each of 8 rows, the u8 quads first .. first + count - 1 times the int8 quads at q.
+template <class F>
+inline __m256i dot_quads(__m256i dot, const __m256i (&quads)[8], int first, int count,
+                         const int8_t* q) noexcept;
+
+// The largest magnitude of 32 floats, as integers, so that a NaN wins over every number.
+float abs_max(const float* x) noexcept {
+  const __m256i sign_off = _mm256_set1_epi32(0x7fffffff);
+  __m256i all = _mm256_setzero_si256();
+  for (int i = 0; i < 4; ++i)
+    all = _mm256_max_epu32(all, _mm256_and_si256(_mm256_castps_si256(_mm256_loadu_ps(x + 8 * i)), sign_off));
+  __m128i half = _mm_max_epu32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+  half = _mm_max_epu32(half, _mm_shuffle_epi32(half, 0x4e));
+  half = _mm_max_epu32(half, _mm_shuffle_epi32(half, 0xb1));
+  return std::bit_cast<float>(_mm_cvtsi128_si32(half));
+}
+
+int32_t sum_of(__m256i values) noexcept {
+  __m128i half = _mm_add_epi32(_mm256_castsi256_si128(values), _mm256_extracti128_si256(values, 1));
+  half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4e));
+  half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0xb1));
+  return _mm_cvtsi128_si32(half);
+}
+
+void quantize_group(const float* x, int8_t* q, float* scale, int32_t (&halves)[2]) noexcept {
+  const float d = abs_max(x) / 127.0f;
+  *scale = d;
+  halves[0] = halves[1] = 0;
+  if (d == 0.0f) {
+    std::memset(q, 0, kGroup);
+    return;
+  }
+  const __m256 low = _mm256_set1_ps(-127.0f), high = _mm256_set1_ps(127.0f);
+  __m256i value[4];
+  for (int i = 0; i < 4; ++i) {
+    const __m256 ratio = _mm256_div_ps(_mm256_loadu_ps(x + 8 * i), _mm256_set1_ps(d));
+    value[i] = _mm256_cvtps_epi32(_mm256_min_ps(high, _mm256_max_ps(ratio, low)));
+  }
+  halves[0] = sum_of(_mm256_add_epi32(value[0], value[1]));
+  halves[1] = sum_of(_mm256_add_epi32(value[2], value[3]));
+  // The packs work within 128-bit halves; the permute puts the dwords back in order.
+  const __m256i words =
+      _mm256_packs_epi16(_mm256_packs_epi32(value[0], value[1]), _mm256_packs_epi32(value[2], value[3]));
+  const __m256i bytes = _mm256_permutevar8x32_epi32(words, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  // Of each 8 bytes: the even ones, then the odd ones.
+  const __m256i order =
+      _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), _mm256_shuffle_epi8(bytes, order));
+}
+
+// The codes of a group of rows 8 * half .. 8 * half + 7 as 8 u8 quads per row (format/grouped.h).
+template <class F>
+inline void load_quads(const std::byte* group, int half, __m256i (&quads)[8]) noexcept {
+  const auto word = [&](int w) __attribute__((always_inline)) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(group + 64 * w + 32 * half));
+  };
+  if constexpr (F::kBits == 8) {
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; ++j) quads[j] = word(j);
+    return;
+  }
+  constexpr int kLow = F::kBits >= 4 ? 4 : 2, kHigh = F::kBits - kLow;
+  constexpr int kLowPer = 8 / kLow;
+  const __m256i low = _mm256_set1_epi8((1 << kLow) - 1);
+#pragma GCC unroll 8
+  for (int j = 0; j < 8; ++j)
+    quads[j] = _mm256_and_si256(_mm256_srli_epi16(word(j / kLowPer), kLow * (j % kLowPer)), low);
+  if constexpr (kHigh > 0) {
+    constexpr int kHighPer = 8 / kHigh;
+    const __m256i high = _mm256_set1_epi8(((1 << kHigh) - 1) << kLow);
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; ++j) {
+      const int right = kHigh * (j % kHighPer) - kLow;
+      const __m256i bits = word(kLow + j / kHighPer);
+      const __m256i moved = right > 0 ? _mm256_srli_epi16(bits, right) : _mm256_slli_epi16(bits, -right);
+      quads[j] = _mm256_or_si256(quads[j], _mm256_and_si256(moved, high));
+    }
+  }
+  if constexpr (F::kCodes == format::CodeKind::kE2m1) {
+    const __m256i values =
+        _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(format::kE2m1Codes)));
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; ++j) quads[j] = _mm256_shuffle_epi8(values, quads[j]);
+  }
+}
+
+// scale_value of 8 rows.
+template <format::ScaleKind kKind>
+inline __m256 load_scales(const std::byte* src) noexcept {
+  using enum format::ScaleKind;
+  if constexpr (kKind == kBf16 || kKind == kF16) {
+    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(src));
+    if constexpr (kKind == kF16) return _mm256_cvtph_ps(bits);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+  }
+  const __m128i bytes8 = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(src));
+  if constexpr (kKind == kE8m0) {
+    const __m256i bytes = _mm256_cvtepu8_epi32(bytes8);
+    const __m256i zero = _mm256_cmpeq_epi32(bytes, _mm256_setzero_si256());
+    const __m256i nan = _mm256_cmpeq_epi32(bytes, _mm256_set1_epi32(0xff));
+    const __m256i power =
+        _mm256_or_si256(_mm256_slli_epi32(bytes, 23), _mm256_and_si256(zero, _mm256_set1_epi32(0x00400000)));
+    return _mm256_castsi256_ps(_mm256_or_si256(power, _mm256_and_si256(nan, _mm256_set1_epi32(0x7fc00000))));
+  }
+  if constexpr (kKind == kE4m3) {
+    // Moved up 7 bits, its sign 8, a byte is the fp16 of 2^-8 times the value, subnormals included; the NaN
+    // would become 480: all its exponent bits are set.
+    const __m128i bytes = _mm_cvtepi8_epi16(bytes8);
+    const __m128i half = _mm_and_si128(_mm_slli_epi16(bytes, 7), _mm_set1_epi16(static_cast<short>(0xbfff)));
+    const __m128i nan = _mm_set1_epi16(0x3f80);
+    const __m128i is_nan = _mm_cmpeq_epi16(_mm_and_si128(half, nan), nan);
+    const __m128i fixed = _mm_or_si128(half, _mm_and_si128(is_nan, _mm_set1_epi16(0x7f80)));
+    return _mm256_mul_ps(_mm256_cvtph_ps(fixed), _mm256_set1_ps(256.0f));
+  }
+  if constexpr (kKind == kSub) return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes8));
+}
+
+// The scales of a super-block of `groups` groups, rows 8 * half and on.
+template <class F>
+struct SuperScales {
+  using Layout = format::GroupedLayout<F>;
+  const std::byte* scales;
+  const std::byte* mins;
+  __m256 d, dmin;
+
+  SuperScales(const std::byte* super, int64_t groups, int half) noexcept
+      : scales(super + Layout::scale_offset(groups) + half * (Layout::kScaleBytes / 2)),
+        mins(super + Layout::min_offset(groups) + half * (Layout::kScaleBytes / 2)) {
+    if constexpr (F::kScale != format::ScaleKind::kSub) return;
+    const std::byte* src = super + groups * Layout::kGroupBytes + half * format::kPanelRows;
+    d = load_scales<format::ScaleKind::kF16>(src);
+    if constexpr (F::kMinimum)
+      dmin = _mm256_sub_ps(_mm256_setzero_ps(),
+                           load_scales<format::ScaleKind::kF16>(src + 2 * format::kPanelRows));
+  }
+  // Of the columns from `column` of the super-block on.
+  __m256 scale(int64_t column) const noexcept {
+    const __m256 value = load_scales<F::kScale>(scales + column / F::kScaleColumns * Layout::kScaleBytes);
+    if constexpr (F::kScale == format::ScaleKind::kSub) return _mm256_mul_ps(value, d);
+    return format::kCodeUnit<F> == 1.0f ? value : _mm256_mul_ps(value, _mm256_set1_ps(format::kCodeUnit<F>));
+  }
+  __m256 minimum(int64_t column) const noexcept {
+    const __m256 value = load_scales<F::kScale>(mins + column / F::kScaleColumns * Layout::kScaleBytes);
+    return F::kScale == format::ScaleKind::kSub ? _mm256_mul_ps(value, dmin) : value;
+  }
+};
+
+// Group `i` of a super-block, group `g` of the row: what its columns add to the totals of 8 rows.
+template <class F, int M>
+inline void multiply_group(const __m256i (&quads)[8], const SuperScales<F>& scales, int64_t i, int64_t g,
+                           const QuantizedRow* x, __m256 (&total)[M]) noexcept {
+  constexpr int kHalves = format::GroupedLayout<F>::kHalves, kQuads = 8 / kHalves;
+#pragma GCC unroll 2
+  for (int h = 0; h < kHalves; ++h) {
+    const __m256 scale = scales.scale(i * kGroup + h * 16);
+#pragma GCC unroll 4
+    for (int m = 0; m < M; ++m) {
+      const __m256i start =
+          F::kMinimum ? _mm256_setzero_si256() : _mm256_set1_epi32(x[m].offset[g * kHalves + h]);
+      const __m256i dot = dot_quads<F>(start, quads, kQuads * h, kQuads, x[m].q + g * kGroup);
+      const __m256 factor = _mm256_mul_ps(scale, _mm256_set1_ps(x[m].scale[g]));
+      total[m] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), factor, total[m]);
+      if constexpr (F::kMinimum)
+        total[m] = _mm256_fmadd_ps(scales.minimum(i * kGroup + h * 16),
+                                   _mm256_set1_ps(x[m].sum[g * kHalves + h]), total[m]);
+    }
+  }
+}
+
+template <class F, int M>
+void multiply_panel(const std::byte* panel, int64_t in_features, const QuantizedRow* x, float* out,
+                    int64_t out_stride, int lanes) noexcept {
+  using Layout = format::GroupedLayout<F>;
+  const int64_t all_groups = in_features / kGroup;
+  __m256 total[2][M];
+#pragma GCC unroll 4
+  for (int m = 0; m < M; ++m) total[0][m] = total[1][m] = _mm256_setzero_ps();
+  const std::byte* super = panel;
+  for (int64_t g = 0; g < all_groups; g += Layout::kGroups) {
+    const int64_t groups =
+        Layout::kGroups == 1 || all_groups - g >= Layout::kGroups ? Layout::kGroups : all_groups - g;
+    // Panels follow each other, so past the end of this one is the start of the next.
+    const auto* ahead = reinterpret_cast<const char*>(super) + kPrefetchBytes;
+    for (int64_t byte = 0; byte < Layout::super_bytes(groups); byte += 64)
+      _mm_prefetch(ahead + byte, _MM_HINT_T0);
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      const SuperScales<F> scales(super, groups, half);
+      for (int64_t i = 0; i < groups; ++i) {
+        __m256i quads[8];
+        load_quads<F>(super + i * Layout::kGroupBytes, half, quads);
+        multiply_group<F, M>(quads, scales, i, g + i, x, total[half]);
+      }
+    }
+    super += Layout::super_bytes(groups);
+  }
+#pragma GCC unroll 4
+  for (int m = 0; m < M; ++m) {
+    Vec result{total[0][m], total[1][m]};
+    if constexpr (F::kRowScale)
+      result = Vec::mul(
+          result, Vec::load(reinterpret_cast<const float*>(panel + Layout::row_scale_offset(in_features))));
+    result.store_first(out + m * out_stride, lanes);
+  }
+}
+
+#include "gemm/grouped_act-inl.h"

@@ -1,0 +1,88 @@
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "gemm/grouped_cells.h"
+#include "gemm/quantized_act.h"
+#include "gemm/ref/each_output.h"
+#include "gemm/ref/vec.h"
+#include "gemm/registry.h"
+
+namespace proa::gemm {
+namespace {
+
+using format::kGroup;
+
+// As an integer maximum, so that a NaN wins over every number.
+float abs_max(const float* x, int64_t n) noexcept {
+  uint32_t bits = 0;
+  for (int64_t i = 0; i < n; ++i) bits = std::max(bits, std::bit_cast<uint32_t>(x[i]) & 0x7fffffffu);
+  return std::bit_cast<float>(bits);
+}
+
+void quantize_group(const float* x, int8_t* q, float* scale, int32_t (&halves)[2]) noexcept {
+  const float d = abs_max(x, kGroup) / 127.0f;
+  halves[0] = halves[1] = 0;
+  for (int64_t c = 0; c < kGroup; ++c) {
+    const float ratio = d == 0.0f ? 0.0f : x[c] / d;
+    const float clamped = std::min(127.0f, ratio > -127.0f ? ratio : -127.0f);
+    const auto value = static_cast<int8_t>(std::nearbyint(clamped));
+    q[format::quad_position(c)] = value;
+    halves[c / 16] += value;
+  }
+  *scale = d;
+}
+
+template <class F>
+void quantize(const float* x, int64_t first, int64_t count, int64_t in_features, std::byte* row) noexcept {
+  const QuantizedRowWriter dst = quantized_row_writer(row, in_features);
+  for (int64_t k = first; k < first + count; k += kGroup) {
+    int32_t halves[2];
+    quantize_group(x + k - first, dst.q + k, dst.scale + k / kGroup, halves);
+    write_sums<F>(dst.scale[k / kGroup], halves, k / kGroup, dst.sums);
+  }
+}
+
+// The columns of one weight scale of one group, from column k on: `total` with what they add.
+template <class F>
+float add_part(const format::GroupedPanel<F>& weight, int64_t row, int64_t k, const QuantizedRow& x,
+               float total) noexcept {
+  constexpr int64_t kHalves = format::GroupedLayout<F>::kHalves;
+  const int64_t group = k / kGroup, part = group * kHalves + k % kGroup / (kGroup / kHalves);
+  int32_t dot = F::kMinimum ? 0 : x.offset[part];
+  for (int64_t c = k; c < k + kGroup / kHalves; ++c)
+    dot += weight.code(row, c) * x.q[group * kGroup + format::quad_position(c % kGroup)];
+  total = std::fma(static_cast<float>(dot), weight.scale(row, k) * x.scale[group], total);
+  return F::kMinimum ? std::fma(weight.minimum(row, k), x.sum[part], total) : total;
+}
+
+template <class F>
+void gemm(const GemmArgs& args) noexcept {
+  const int64_t in = args.shape.in_features;
+  ref::each_output(args, F::kFormat, [&](const std::byte* panel, int64_t row, const std::byte* act) {
+    const format::GroupedPanel<F> weight(panel, in);
+    const QuantizedRow x = quantized_row(act, in);
+    const int64_t r = row % format::kPanelRows;
+    float total = 0.0f;
+    for (int64_t k = 0; k < in; k += kGroup / format::GroupedLayout<F>::kHalves)
+      total = add_part<F>(weight, r, k, x, total);
+    return F::kRowScale ? total * weight.row_scale(r) : total;
+  });
+}
+
+struct Cells {
+  static constexpr char kPrefix[] = "ref.";
+  template <class F>
+  static constexpr Kernel cell(const char* name) noexcept {
+    return {name,          0,      F::kFormat, kGroupedAct<F>, format::reject_grouped<F>, quantize<F>,
+            ref::silu_mul, gemm<F>};
+  }
+};
+
+constexpr auto kCells = grouped_cells<Cells>(format::GroupedFormats{});
+
+}  // namespace
+
+std::span<const Kernel> ref_grouped_cells() noexcept { return kCells; }
+
+}  // namespace proa::gemm
