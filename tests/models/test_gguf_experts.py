@@ -15,7 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.models.conftest import MAX_TOKENS
 from tests.models.paging import Pager
-from tests.models.variants import QUANTIZATION, VARIANTS, VOCAB
+from tests.models.storages import STORAGES
+from tests.models.variants import VARIANTS, VOCAB
 
 from proa.core.errors import CheckpointError, ProaError, UnsupportedError
 from proa.engine.config import EngineConfig
@@ -104,7 +105,9 @@ class Source:
         save_file(tensors, directory / "model.safetensors")
         if weight_format == "int4_g32":
             config = json.loads((directory / "config.json").read_text())
-            (directory / "config.json").write_text(json.dumps(config | {"quantization_config": QUANTIZATION["int4"]}))
+            (directory / "config.json").write_text(
+                json.dumps(config | {"quantization_config": STORAGES["int4"].quantization})
+            )
         return directory
 
 

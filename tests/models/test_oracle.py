@@ -11,7 +11,8 @@ import torch
 import transformers
 from tests.models.conftest import MAX_TOKENS, splits_activations
 from tests.models.paging import Pager
-from tests.models.variants import QUANTIZATION, VARIANTS, VOCAB
+from tests.models.storages import STORAGES
+from tests.models.variants import VARIANTS, VOCAB, build
 
 # transformers sums in float32 in blocks of 16 lanes or more, proa one product after the other. Rounding errors of n
 # sequential additions grow like sqrt(n), of n/16 additions in 16 lanes like sqrt(n/16): a factor of 4 for the same
@@ -84,7 +85,7 @@ def rounding_noise(case, ids, exact):
     return noise
 
 
-@pytest.mark.parametrize("variant", [v for v in VARIANTS if v.storage != "int4"], ids=str)
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if not STORAGES[v.storage].int8_activations], ids=str)
 def test_logits_equal_transformers(variant, make_case):
     case = make_case(variant)
     ids = tokens()
@@ -95,15 +96,15 @@ def test_logits_equal_transformers(variant, make_case):
     assert error <= NOISE_FACTOR * noise
 
 
-@pytest.mark.parametrize("variant", [v for v in VARIANTS if v.storage == "int4"], ids=str)
-def test_int4_logits_equal_transformers_with_int8_activations(variant, make_case):
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if STORAGES[v.storage].int8_activations], ids=str)
+def test_logits_equal_transformers_with_int8_activations(variant, make_case):
     """Float32 noise moves few activations over a rounding boundary; the rest must agree.
 
     An activation a has noise of at most nu * absmax of its group (nu: relative noise), that is 127 nu steps, and so
     changes its int8 value with probability 2 * 127 nu, by one step. The rounding error of int8 has a variance of 1/12
     step, so flips amount to sqrt(12 * 254 nu) of the effect of all int8 rounding.
     """
-    if splits_activations():
+    if STORAGES[variant.storage].trunk != torch.float32 and splits_activations():
         pytest.skip("two terms in the trunk flip too many int8 roundings; int4 itself has the same bits as avx512")
     case = make_case(variant)
     ids = tokens()
@@ -118,13 +119,18 @@ def test_int4_logits_equal_transformers_with_int8_activations(variant, make_case
     assert error <= bound
 
 
-@pytest.mark.parametrize("variant", [v for v in VARIANTS if v.name == "kimi_int4"], ids=str)
-def test_transformers_reads_our_int4_checkpoint_as_the_same_values(variant, make_case):
+# Those that transformers itself can load on a CPU, without further packages.
+NATIVE = ("kimi_int4", "qwen3_int4_g64", "kimi_int4_g128_f16", "glm_mxfp4", "glm_fp8_channel")
+
+
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v.name in NATIVE], ids=str)
+def test_transformers_reads_our_checkpoint_as_the_same_values(variant, tmp_path):
     """The layout under test is the published one, not an idea of our own: the library reads it bit for bit alike."""
-    case = make_case(variant)
-    config = transformers.AutoConfig.from_pretrained(case.path / "reference")
-    config.quantization_config = QUANTIZATION["int4"]
-    native = transformers.AutoModelForCausalLM.from_pretrained(case.path, config=config, dtype=torch.bfloat16)
+    reference = build(variant, tmp_path)
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "reference")
+    config.quantization_config = STORAGES[variant.storage].quantization
+    native = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, config=config, dtype=torch.float32)
     native_weights = dict(native.named_parameters())
-    for name, expected in case.reference.named_parameters():
-        assert torch.equal(native_weights[name].float(), expected), name
+    for name, expected in reference.named_parameters():
+        # compressed-tensors keeps the product of an integer and its scale in the type of the scale.
+        assert torch.equal(native_weights[name], expected.to(native_weights[name].dtype)), name

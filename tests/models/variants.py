@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from tests.models.storages import STORAGES, Storage
 
 VOCAB = 96
 LAYERS = 3
@@ -54,6 +55,8 @@ YARN = {
 YARN_GROUPS = {"n_group": 4, "topk_group": 2, "rope_scaling": YARN, "rms_norm_eps": 1e-3}
 # Nothing here is a multiple of 128: every fp8 block grid has a ragged edge in both directions.
 RAGGED = {"hidden_size": 160, "intermediate_size": 192, "moe_intermediate_size": 144}
+WIDE = {"hidden_size": 128, "moe_intermediate_size": 128}
+QWEN3 = COMMON | GQA | {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "norm_topk_prob": True}
 WIDE_HEADS = {"qk_nope_head_dim": 128, "v_head_dim": 128, "kv_lora_rank": 160} | {
     "num_attention_heads": 2,
     "num_key_value_heads": 2,
@@ -62,13 +65,14 @@ WIDE_HEADS = {"qk_nope_head_dim": 128, "v_head_dim": 128, "kv_lora_rank": 160} |
 
 @dataclass(frozen=True)
 class Variant:
-    """`storage`: f32, bf16, int4 (routed experts int4 g32, the rest bf16) or fp8 (every linear but router and head)."""
+    """`storage`: a key of STORAGES; `fused`: all experts of a layer in one tensor."""
 
     name: str
     model_type: str
     storage: str
     config: dict[str, Any]
     served_type: str | None = None  # model_type in the config.json that proa reads
+    fused: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -135,6 +139,9 @@ VARIANTS = [
         COMMON | {"num_key_value_heads": 1, "num_local_experts": 4, "tie_word_embeddings": True},
     ),
     Variant("mixtral_bf16", "mixtral", "bf16", COMMON | {"num_key_value_heads": 2, "num_local_experts": 4}),
+    Variant("qwen3_fused", "qwen3_moe", "bf16", QWEN3, fused=True),
+    Variant("glm_fused", "glm4_moe", "f32", SIGMOID_MOE | GQA, fused=True),
+    Variant("deepseek_fp8_powers", "deepseek_v3", "fp8_powers", MLA | RAGGED),
 ]
 
 
@@ -143,13 +150,15 @@ def build(variant: Variant, directory: Path) -> transformers.PreTrainedModel:
     reference = directory / "reference"
     _random_model(variant).save_pretrained(reference)
     tensors = load_file(reference / "model.safetensors")
-    stored, plain, quantization = _store(tensors, variant.storage)
+    storage = STORAGES[variant.storage]
+    stored, plain = _store(tensors, storage)
     save_file(plain, reference / "model.safetensors", {"format": "pt"})
+    stored = _fuse(stored) if variant.fused else stored
     save_file(stored, directory / "model.safetensors", {"format": "pt"})
     config = json.loads((reference / "config.json").read_text())
     config["model_type"] = variant.served_type or variant.model_type
-    if quantization is not None:
-        config["quantization_config"] = quantization
+    if storage.quantization is not None:
+        config["quantization_config"] = storage.quantization
     (directory / "config.json").write_text(json.dumps(config))
     return transformers.AutoModelForCausalLM.from_pretrained(
         reference, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
@@ -170,90 +179,37 @@ def _random_model(variant: Variant) -> transformers.PreTrainedModel:
     return model
 
 
-def _store(tensors: dict[str, torch.Tensor], storage: str) -> tuple[dict, dict, dict | None]:
-    """Tensors as `storage` keeps them, the float32 values they stand for, and the quantization_config."""
+def _store(tensors: dict[str, torch.Tensor], storage: Storage) -> tuple[dict, dict]:
+    """Tensors as `storage` keeps them, and the float32 values they stand for."""
     stored: dict[str, torch.Tensor] = {}
     plain: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         linear = name.removesuffix(".weight")
-        if storage == "int4" and ".experts." in name:
-            stored |= {f"{linear}.{suffix}": part for suffix, part in quantize_int4(tensor).items()}
-            plain[name] = dequantize_int4(stored[f"{linear}.weight_packed"], stored[f"{linear}.weight_scale"])
-        elif storage == "fp8" and name.endswith("_proj.weight"):
-            stored |= {f"{linear}.{suffix}": part for suffix, part in quantize_fp8(tensor).items()}
-            plain[name] = dequantize_fp8(stored[name], stored[f"{linear}.weight_scale_inv"])
-        elif storage == "f32" or "e_score_correction_bias" in name:
+        if storage.quantizes(name):
+            parts = storage.store(tensor)
+            stored |= {f"{linear}.{suffix}": part for suffix, part in parts.items()}
+            plain[name] = storage.value(parts)
+        elif "e_score_correction_bias" in name:
             stored[name] = plain[name] = tensor
         else:
-            stored[name] = tensor.to(torch.bfloat16)
+            stored[name] = tensor.to(storage.trunk)
             plain[name] = stored[name].float()
-    return stored, plain, QUANTIZATION.get(storage)
+    return stored, plain
 
 
-QUANTIZATION: dict[str, dict[str, Any]] = {
-    "fp8": {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
-    "int4": {
-        "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
-        "quantization_status": "compressed",
-        "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", r"re:.*mlp\.(gate|up|gate_up|down)_proj.*"],
-        "config_groups": {
-            "group_0": {
-                "targets": ["Linear"],
-                "input_activations": None,
-                "output_activations": None,
-                "weights": {
-                    "num_bits": 4,
-                    "type": "int",
-                    "symmetric": True,
-                    "strategy": "group",
-                    "group_size": 32,
-                    "dynamic": False,
-                },
-            }
-        },
-    },
-}
-
-
-def quantize_int4(weight: torch.Tensor) -> dict[str, torch.Tensor]:
-    """compressed-tensors int4 g32. Scales of 4 significant bits: values are exact in bf16, what transformers keeps."""
-    groups = weight.unflatten(1, (-1, 32))
-    mantissa, exponent = torch.frexp(groups.abs().amax(-1) / 7)
-    scale = torch.ldexp((mantissa * 16).ceil() / 16, exponent)
-    nibbles = (groups / scale[..., None]).round().clamp(-8, 7).to(torch.int64) + 8
-    words = (nibbles.reshape(weight.shape[0], -1, 8) << torch.arange(0, 32, 4)).sum(-1)
-    return {
-        "weight_packed": words.to(torch.uint32).view(torch.int32),
-        "weight_scale": scale.to(torch.bfloat16),
-        "weight_shape": torch.tensor(weight.shape),
-    }
-
-
-def dequantize_int4(packed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Element 8w + k of a row is bits 4k .. 4k + 3 of word w, minus 8, times the scale of its 32 columns."""
-    words = packed.numpy().view(np.uint32)
-    q = np.stack([(words >> (4 * k)) & 15 for k in range(8)], axis=-1).reshape(packed.shape[0], -1).astype(np.int32) - 8
-    return torch.from_numpy(q.astype(np.float32) * np.repeat(scale.float().numpy(), 32, axis=1))
-
-
-def quantize_fp8(weight: torch.Tensor) -> dict[str, torch.Tensor]:
-    rows, columns = weight.shape
-    scale = torch.zeros(-(-rows // 128), -(-columns // 128))
-    quantized = torch.zeros(rows, columns, dtype=torch.float8_e4m3fn)
-    for i in range(scale.shape[0]):
-        for j in range(scale.shape[1]):
-            block = weight[128 * i : 128 * (i + 1), 128 * j : 128 * (j + 1)]
-            scale[i, j] = block.abs().max() / 448
-            quantized[128 * i : 128 * (i + 1), 128 * j : 128 * (j + 1)] = (block / scale[i, j]).to(torch.float8_e4m3fn)
-    return {"weight": quantized, "weight_scale_inv": scale}
-
-
-def dequantize_fp8(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """value = e4m3 * scale[i // 128][j // 128]; e4m3 decoded from its bits (OCP 8-bit floating point, 2023)."""
-    bits = weight.view(torch.uint8).numpy().astype(np.int32)
-    exponent, mantissa = (bits >> 3) & 15, bits & 7
-    magnitude = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10.0))
-    value = np.where(bits & 128, -magnitude, magnitude).astype(np.float32)
-    rows, columns = np.indices(value.shape) // 128
-    return torch.from_numpy(value * scale.numpy()[rows, columns])
+def _fuse(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The experts of a layer in two tensors, as Qwen3.5 has them: gate rows before up rows."""
+    found: dict[str, dict[tuple[int, str], torch.Tensor]] = {}
+    rest = {}
+    for name, tensor in tensors.items():
+        expert = re.fullmatch(r"(.*\.experts)\.(\d+)\.(\w+)\.weight", name)
+        if expert is None:
+            rest[name] = tensor
+        else:
+            found.setdefault(expert[1], {})[int(expert[2]), expert[3]] = tensor
+    for prefix, experts in found.items():
+        numbers = sorted({number for number, _ in experts})
+        both = [torch.cat([experts[e, "gate_proj"], experts[e, "up_proj"]]) for e in numbers]
+        rest[f"{prefix}.gate_up_proj"] = torch.stack(both)
+        rest[f"{prefix}.down_proj"] = torch.stack([experts[e, "down_proj"] for e in numbers])
+    return rest

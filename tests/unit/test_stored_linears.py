@@ -15,6 +15,7 @@ from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
 from safetensors.torch import save_file
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from proa.core.errors import CheckpointError, UnsupportedError
 from proa.weights.checkpoint import Checkpoint
@@ -116,14 +117,14 @@ def nvfp4_compressed() -> Case:
     return Case("nvfp4", {**tensors, "input_global_scale": torch.ones(1)}, exact)
 
 
-def block(name: str, dtype: torch.dtype) -> Case:
-    weight = random_e4m3(OUT, IN)
+def block(name: str, dtype: torch.dtype, rows: int = OUT) -> Case:
+    weight = random_e4m3(rows, IN)
     if dtype in (torch.uint8, torch.float8_e8m0fnu):
         scale = random_e8m0(2, 2).view(dtype)
     else:
         scale = random_scales(2, 2).to(dtype)
     values = scale.view(torch.float8_e8m0fnu) if dtype == torch.uint8 else scale
-    expanded = values.double().repeat_interleave(128, 0).repeat_interleave(128, 1)[:OUT, :IN]
+    expanded = values.double().repeat_interleave(128, 0).repeat_interleave(128, 1)[:rows, :IN]
     return Case("fp8_block128", {"weight": weight, name: scale}, weight.double() * expanded)
 
 
@@ -206,6 +207,24 @@ def test_values_equal_the_libraries(tmp_path: Path, name: str) -> None:
     assert sorted(linear_tensor_names(checkpoint, "p")) == sorted(f"p.{name}" for name in case.tensors)
     assert linear.data.flags.c_contiguous
     assert linear.scales is None or linear.scales.flags.c_contiguous
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        # Rows in whole blocks: transformers divides the shapes to learn the size of a block.
+        lambda: block("weight_scale_inv", F32, rows=256),
+        lambda: block("weight_scale_inv", U8, rows=256),
+        lambda: block("scale", E8M0, rows=256),
+        CASES["mxfp4 DeepSeek-V4"],
+        CASES["mxfp8 MiniMax-M3"],
+    ],
+)
+def test_values_equal_transformers_dequantizer(tmp_path: Path, case: Callable[[], Case]) -> None:
+    tensors = case().tensors
+    weight, scale = tensors.values()
+    theirs = Fp8Dequantize(None)._dequantize_one(weight, scale, torch.float32)
+    assert np.array_equal(dequantize(read_linear(open_with(tmp_path, tensors), "p")), theirs.numpy())
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "gptq" not in name])
