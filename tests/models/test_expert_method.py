@@ -14,6 +14,7 @@ from proa.weights.checkpoint import Checkpoint
 STORED_AS = {
     "f32": {"BF16"},
     "bf16": {"BF16"},
+    "f16": {"BF16"},
     "int4_g32": {"RAWINT4", "GPTQ_INT4", "AMXINT4"},
     "int4_g64": {"RAWINT4", "GPTQ_INT4", "AMXINT4"},
     "int4_g128": {"RAWINT4", "GPTQ_INT4", "AMXINT4"},

@@ -14,7 +14,12 @@ from proa.weights.quantize import quantize
 __all__ = ["FORMATS", "encode", "quantization_config", "stored_tensors"]
 
 # Those with a public way of storing: the int8 formats have none.
-FORMATS = ("bf16", "f32", *(name for name, row in ROW_FORMATS.items() if not row.plain and row.element != "int8"))
+FORMATS = (
+    "bf16",
+    "f32",
+    "f16",
+    *(name for name, row in ROW_FORMATS.items() if not row.plain and row.element != "int8"),
+)
 
 _PLAIN_DTYPES = {"f32": "F32", "bf16": "BF16", "f16": "F16"}
 _IGNORE_KEYS = {"compressed-tensors": "ignore", "modelopt": "ignore"}

@@ -233,7 +233,7 @@ def _read_blocks(linear: ExpertLinear) -> RawLinear:
     return _with_bias(raw, linear.checkpoint, f"{name}_bias", _bias_rows(linear))
 
 
-_PLAIN = {"F32": "f32", "BF16": "bf16", "F16": "f32"}
+_PLAIN = {"F32": "f32", "BF16": "bf16", "F16": "f16"}
 
 NAMINGS: tuple[ExpertNaming, ...] = (
     _per_expert("gate_proj", "up_proj", "down_proj"),
@@ -266,7 +266,7 @@ def _slice(linear: ExpertLinear, name: str, dtypes: tuple[str, ...], shape: tupl
 
 
 def _plain(tensor: RawTensor, rows: np.ndarray) -> RawLinear:
-    data = rows.astype(np.float32) if tensor.dtype == "F16" else rows
+    data = rows.view(np.uint16) if tensor.dtype == "F16" else rows
     return RawLinear(_PLAIN[tensor.dtype], rows.shape[0], rows.shape[1], data, None)
 
 
