@@ -147,7 +147,7 @@ def test_experts_of_two_formats_are_refused(edit):
         name = "model.layers.1.mlp.experts.2.down_proj.weight"
         tensors[name] = tensors[name].float()
 
-    with pytest.raises(UnsupportedError, match=r"layers\.1\.mlp\.experts\.2.* one format \(bf16\), got f32"):
+    with pytest.raises(UnsupportedError, match=r"layers\.1\.mlp\.experts\.\d.*down of a layer in one format"):
         edit("deepseek_bf16", tensors=widen)
 
 
@@ -231,7 +231,7 @@ def test_expert_traffic_counts_routed_experts_only(name, make_case):
 def test_scratch_memory_is_reported_and_grows_with_the_largest_forward_only(make_case, runtime):
     case = make_case(BY_NAME["kimi_int4"])
     sizes = []
-    for max_tokens in (16, 128):
+    for max_tokens in (64, 512):  # both with room for the gathered rows of experts with many tokens
         model = load_model(Checkpoint.open(case.path), runtime, max_tokens=max_tokens, max_positions=64)
         sizes.append(model.workspace_bytes)
         pager = Pager(model, num_blocks=1)
