@@ -1,39 +1,15 @@
 #include "cpu/topology.h"
 
-#include <stdlib.h>
-
-#include <filesystem>
-#include <fstream>
 #include <string>
 #include <vector>
 
 #include "tests/check.h"
+#include "tests/fake_root.h"
 
 namespace {
 
 using namespace proa::cpu;
-
-// A directory that stands for "/", removed at the end.
-class FakeRoot {
- public:
-  FakeRoot() {
-    std::string name = (std::filesystem::temp_directory_path() / "proa-topology-XXXXXX").string();
-    path_ = mkdtemp(name.data());
-  }
-  ~FakeRoot() { std::filesystem::remove_all(path_); }
-  FakeRoot(const FakeRoot&) = delete;
-  FakeRoot& operator=(const FakeRoot&) = delete;
-
-  void write(const std::string& file, const std::string& text) const {
-    const std::filesystem::path path = path_ + file;
-    std::filesystem::create_directories(path.parent_path());
-    std::ofstream(path) << text;
-  }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
+using proa::test::FakeRoot;
 
 // Two sockets of two cores with two hardware threads each: cpu, cpu + 4 are one core.
 void write_two_sockets(const FakeRoot& root) {
