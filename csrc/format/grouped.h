@@ -25,9 +25,9 @@
 // of 32 columns), then, with kRowScale, 16 floats at the next multiple of 64 bytes. A super-block:
 //
 //   codes of each group of 32 columns: kBits words of 64 bytes (16 rows x 4 bytes)
-//   kSub only: fp16 d [16], with kMinimum fp16 dmin [16]
+//   kSub and kSubPair: fp16 d [16], with kMinimum fp16 dmin [16]
 //   scales: of each kScaleColumns columns [16]
-//   minimums, with kMinimum: of each kScaleColumns columns [16]
+//   minimums, with kMinimum but kSubPair: of each kScaleColumns columns [16]
 //
 // Codes of 32 columns of a row are 8 quads of 4: quad 2j holds columns 8j, 8j+2, 8j+4, 8j+6, quad 2j+1 the
 // odd ones between them, one per byte, first in the lowest. Activations are stored in the same order
@@ -56,8 +56,13 @@ inline constexpr int64_t kGroup = 32;
 
 enum class CodeKind : uint8_t { kLinear, kE2m1 };
 
-// kSub: an int8 times the fp16 d of the super-block (minimums: minus an uint8 times its dmin).
-enum class ScaleKind : uint8_t { kBf16, kF16, kE8m0, kE4m3, kSub };
+// kSub: an int8 times the fp16 d of the super-block (minimums: minus an uint8 below 128 times its dmin).
+// kSubPair: the same with 4 bits each in one byte, the scale's low and the minimum's high.
+enum class ScaleKind : uint8_t { kBf16, kF16, kE8m0, kE4m3, kSub, kSubPair };
+
+constexpr bool is_sub(ScaleKind kind) noexcept {
+  return kind == ScaleKind::kSub || kind == ScaleKind::kSubPair;
+}
 
 constexpr bool is_wide(ScaleKind kind) noexcept {
   return kind == ScaleKind::kBf16 || kind == ScaleKind::kF16;
@@ -73,8 +78,8 @@ struct GroupedLayout {
   static constexpr int64_t kGroups = F::kColumns / kGroup;
   static constexpr int64_t kGroupBytes = F::kBits * 4 * kPanelRows;
   static constexpr int64_t kScaleBytes = (is_wide(F::kScale) ? 2 : 1) * kPanelRows;  // of one scale, all rows
-  static constexpr int64_t kSuperScaleBytes =
-      F::kScale == ScaleKind::kSub ? 2 * kPanelRows * (F::kMinimum ? 2 : 1) : 0;
+  static constexpr bool kOwnMins = F::kMinimum && F::kScale != ScaleKind::kSubPair;
+  static constexpr int64_t kSuperScaleBytes = is_sub(F::kScale) ? 2 * kPanelRows * (F::kMinimum ? 2 : 1) : 0;
   // Scales of one group; several groups may share one.
   static constexpr int64_t kHalves = F::kScaleColumns < kGroup ? kGroup / F::kScaleColumns : 1;
   static constexpr int64_t kScales = F::kColumns / F::kScaleColumns;
@@ -85,10 +90,10 @@ struct GroupedLayout {
     return groups * kGroupBytes + kSuperScaleBytes;
   }
   static constexpr int64_t min_offset(int64_t groups) noexcept {
-    return scale_offset(groups) + scales(groups) * kScaleBytes;
+    return scale_offset(groups) + (kOwnMins ? scales(groups) * kScaleBytes : 0);
   }
   static constexpr int64_t super_bytes(int64_t groups) noexcept {
-    return scale_offset(groups) + scales(groups) * kScaleBytes * (F::kMinimum ? 2 : 1);
+    return scale_offset(groups) + scales(groups) * kScaleBytes * (kOwnMins ? 2 : 1);
   }
   static constexpr int64_t row_scale_offset(int64_t in_features) noexcept {
     const int64_t groups = in_features / kGroup;
@@ -107,7 +112,7 @@ struct GroupedRow {
   using Scale = std::conditional_t<is_wide(F::kScale), uint16_t, uint8_t>;
 
   uint32_t words[Layout::kGroups][F::kBits] = {};
-  uint16_t d = 0, dmin = 0;  // kSub only
+  uint16_t d = 0, dmin = 0;  // kSub and kSubPair
   Scale scales[Layout::kScales] = {};
   Scale mins[Layout::kScales] = {};
 };
@@ -178,6 +183,8 @@ inline float scale_value(ScaleKind kind, uint32_t bits) noexcept {
       return base::fp8_e4m3_to_f32(static_cast<uint8_t>(bits));
     case ScaleKind::kSub:
       return static_cast<float>(static_cast<int8_t>(bits));
+    case ScaleKind::kSubPair:
+      return static_cast<float>(bits & 0x0f);
   }
   return 0.0f;
 }
@@ -202,14 +209,15 @@ class GroupedPanel {
   // Of the column k; for codes as `code` has them.
   float scale(int64_t row, int64_t k) const noexcept {
     const float value = scale_value(F::kScale, scale_bits(row, k, Layout::scale_offset(groups_at(k))));
-    if constexpr (F::kScale == ScaleKind::kSub) return value * super_scale(row, k, 0);
+    if constexpr (is_sub(F::kScale)) return value * super_scale(row, k, 0);
     return value * kCodeUnit<F>;
   }
 
   float minimum(int64_t row, int64_t k) const noexcept {
     if constexpr (!F::kMinimum) return 0.0f;
-    const float value = scale_value(F::kScale, scale_bits(row, k, Layout::min_offset(groups_at(k))));
-    if constexpr (F::kScale == ScaleKind::kSub) return -(value * super_scale(row, k, 1));
+    const uint32_t bits = scale_bits(row, k, Layout::min_offset(groups_at(k)));
+    const float value = scale_value(F::kScale, Layout::kOwnMins ? bits : bits >> 4);
+    if constexpr (is_sub(F::kScale)) return -(value * super_scale(row, k, 1));
     return value;
   }
 
@@ -263,7 +271,7 @@ inline void write_row(const GroupedRow<F>& src, int64_t groups, int64_t row, std
   for (int64_t g = 0; g < groups; ++g)
     for (int64_t w = 0; w < F::kBits; ++w)
       std::memcpy(super + g * Layout::kGroupBytes + 4 * (w * kPanelRows + row), &src.words[g][w], 4);
-  if constexpr (F::kScale == ScaleKind::kSub) {
+  if constexpr (is_sub(F::kScale)) {
     std::byte* dst = super + groups * Layout::kGroupBytes + 2 * row;
     std::memcpy(dst, &src.d, 2);
     if constexpr (F::kMinimum) std::memcpy(dst + 2 * kPanelRows, &src.dmin, 2);
@@ -272,7 +280,8 @@ inline void write_row(const GroupedRow<F>& src, int64_t groups, int64_t row, std
   for (int64_t i = 0; i < Layout::scales(groups); ++i) {
     const int64_t offset = i * Layout::kScaleBytes + static_cast<int64_t>(kSize) * row;
     std::memcpy(super + Layout::scale_offset(groups) + offset, &src.scales[i], kSize);
-    if constexpr (F::kMinimum) std::memcpy(super + Layout::min_offset(groups) + offset, &src.mins[i], kSize);
+    if constexpr (Layout::kOwnMins)
+      std::memcpy(super + Layout::min_offset(groups) + offset, &src.mins[i], kSize);
   }
 }
 

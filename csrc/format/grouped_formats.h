@@ -3,12 +3,20 @@
 
 #include "format/int4.h"
 #include "format/mxfp4.h"
+#include "format/q2_k.h"
+#include "format/q3_k.h"
+#include "format/q4_1.h"
+#include "format/q4_k.h"
+#include "format/q5_0.h"
+#include "format/q5_1.h"
+#include "format/q5_k.h"
+#include "format/q6_k.h"
 
 namespace proa::format {
 
 template <class... F>
 struct FormatList {};
 
-using GroupedFormats = FormatList<Int4G32, MxFp4>;
+using GroupedFormats = FormatList<Int4G32, Int4G32F16, MxFp4, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K>;
 
 }  // namespace proa::format

@@ -5,8 +5,7 @@
 // Groups of 32 with fp16 scales also come as GGUF blocks of type Q4_0.
 #pragma once
 
-#include "format/ggml_blocks.h"
-#include "format/grouped.h"
+#include "format/ggml_grouped.h"
 
 namespace proa::format {
 
@@ -22,19 +21,6 @@ inline void read_nibble_rows(const RawWeight& raw, int64_t row, int64_t super, i
   const auto* scales = static_cast<const Scale*>(raw.scales) + row * (in / F::kScaleColumns) +
                        super * GroupedLayout<F>::kScales;
   std::memcpy(out.scales, scales, static_cast<size_t>(GroupedLayout<F>::scales(groups)) * sizeof(Scale));
-}
-
-// Block `index` of a row of GGUF blocks.
-template <class Type>
-inline const uint8_t* ggml_block(const RawWeight& raw, int64_t row, int64_t index) noexcept {
-  const int64_t row_bytes = raw.shape.in_features / Type::kElements * Type::kBytes;
-  return static_cast<const uint8_t*>(raw.data) + row * row_bytes + index * Type::kBytes;
-}
-
-template <class Type>
-inline RawSpec ggml_spec(const Shape& shape) noexcept {
-  return {matrix(Element::kBlocks, shape.out_features, shape.in_features / Type::kElements * Type::kBytes),
-          {}};
 }
 
 // kGroupColumns a scale; kPerSuper scales in a super-block.

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "tests/check.h"
+#include "tests/ggml_value.h"
 #include "tests/random_weight.h"
 
 namespace {
@@ -23,10 +24,12 @@ float checkpoint_value(WeightFormat weight, const test::CheckpointWeight& source
       return base::bf16_to_f32(words[i * in + k]);
     case WeightFormat::kF16:
       return base::fp16_to_f32(words[i * in + k]);
-    case WeightFormat::kInt4G32: {
+    case WeightFormat::kInt4G32:
+    case WeightFormat::kInt4G32F16: {
       const int u = bytes[i * in / 2 + k / 2] >> (k % 2 * 4) & 0x0f;
-      const auto* scales = reinterpret_cast<const uint16_t*>(source.scales.data());
-      return static_cast<float>(u - 8) * base::bf16_to_f32(scales[i * (in / 32) + k / 32]);
+      const uint16_t scale = reinterpret_cast<const uint16_t*>(source.scales.data())[i * (in / 32) + k / 32];
+      return static_cast<float>(u - 8) *
+             (weight == WeightFormat::kInt4G32 ? base::bf16_to_f32(scale) : base::fp16_to_f32(scale));
     }
     case WeightFormat::kMxFp4: {
       constexpr float kValues[] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
@@ -44,7 +47,7 @@ float checkpoint_value(WeightFormat weight, const test::CheckpointWeight& source
              base::bf16_to_f32(scales[i * ((in + 127) / 128) + k / 128]);
     }
     default:
-      return NAN;  // equals nothing: a format needs its line here
+      return test::ggml_value(weight, source, i, k);  // NaN equals nothing: a format needs its line
   }
 }
 

@@ -97,10 +97,55 @@ inline std::vector<format::WeightFormat> packable_formats() {
   return formats;
 }
 
-// Layout kRows.
+// The fp16 numbers of a GGUF block of a format that has no other layout.
+struct BlockHalves {
+  int64_t block_bytes;
+  std::vector<int64_t> offsets;
+};
+
+inline BlockHalves block_halves(format::WeightFormat weight) {
+  using format::WeightFormat;
+  switch (weight) {
+    case WeightFormat::kQ4_1:
+      return {20, {0, 2}};
+    case WeightFormat::kQ5_0:
+      return {22, {0}};
+    case WeightFormat::kQ5_1:
+      return {24, {0, 2}};
+    case WeightFormat::kQ2K:
+      return {84, {80, 82}};
+    case WeightFormat::kQ3K:
+      return {110, {108}};
+    case WeightFormat::kQ4K:
+      return {144, {0, 2}};
+    case WeightFormat::kQ5K:
+      return {176, {0, 2}};
+    case WeightFormat::kQ6K:
+      return {210, {208}};
+    default:
+      return {1, {}};
+  }
+}
+
+// Any bytes, but finite fp16 numbers.
+inline CheckpointWeight random_blocks(Rng& rng, format::WeightFormat weight, format::Shape shape) {
+  const auto spec = format::format_info(weight).raw_spec(shape, format::RawLayout::kGgml);
+  CheckpointWeight result{shape, random_array(rng, spec.data, 1.0f), {}, 1.0f, format::RawLayout::kGgml};
+  const BlockHalves halves = block_halves(weight);
+  const int64_t blocks = static_cast<int64_t>(result.data.size()) / halves.block_bytes;
+  for (const int64_t offset : halves.offsets) {
+    const auto numbers = random_f16(rng, blocks);
+    for (int64_t b = 0; b < blocks; ++b)
+      std::memcpy(result.data.data() + b * halves.block_bytes + offset, numbers.data() + 2 * b, 2);
+  }
+  return result;
+}
+
+// Layout kRows where the format has it.
 inline CheckpointWeight random_weight(Rng& rng, format::WeightFormat weight, format::Shape shape) {
   const format::FormatInfo& info = format::format_info(weight);
   const format::RawSpec spec = info.raw_spec(shape, format::RawLayout::kRows);
+  if (spec.data.element == format::Element::kNone) return random_blocks(rng, weight, shape);
   return {shape, random_array(rng, spec.data, 1.0f), random_array(rng, spec.scales, 0.1f),
           info.has_global_scale ? 0.37f : 1.0f};
 }

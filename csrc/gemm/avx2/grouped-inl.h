@@ -120,7 +120,19 @@ inline __m256 load_scales(const std::byte* src) noexcept {
     const __m128i fixed = _mm_or_si128(half, _mm_and_si128(is_nan, _mm_set1_epi16(0x7f80)));
     return _mm256_mul_ps(_mm256_cvtph_ps(fixed), _mm256_set1_ps(256.0f));
   }
+  if constexpr (kKind == kSubPair)
+    return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_cvtepu8_epi32(bytes8), _mm256_set1_epi32(0x0f)));
   if constexpr (kKind == kSub) return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes8));
+}
+
+// The minimums that stand at `src`, without their dmin.
+template <format::ScaleKind kKind>
+inline __m256 load_minimums(const std::byte* src) noexcept {
+  if constexpr (kKind == format::ScaleKind::kSubPair) {
+    const __m128i bytes8 = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(src));
+    return _mm256_cvtepi32_ps(_mm256_srli_epi32(_mm256_cvtepu8_epi32(bytes8), 4));
+  }
+  return load_scales<kKind>(src);
 }
 
 // The scales of a super-block of `groups` groups, rows 8 * half and on.
@@ -134,7 +146,7 @@ struct SuperScales {
   SuperScales(const std::byte* super, int64_t groups, int half) noexcept
       : scales(super + Layout::scale_offset(groups) + half * (Layout::kScaleBytes / 2)),
         mins(super + Layout::min_offset(groups) + half * (Layout::kScaleBytes / 2)) {
-    if constexpr (F::kScale != format::ScaleKind::kSub) return;
+    if constexpr (!format::is_sub(F::kScale)) return;
     const std::byte* src = super + groups * Layout::kGroupBytes + half * format::kPanelRows;
     d = load_scales<format::ScaleKind::kF16>(src);
     if constexpr (F::kMinimum)
@@ -144,12 +156,12 @@ struct SuperScales {
   // Of the columns from `column` of the super-block on.
   __m256 scale(int64_t column) const noexcept {
     const __m256 value = load_scales<F::kScale>(scales + column / F::kScaleColumns * Layout::kScaleBytes);
-    if constexpr (F::kScale == format::ScaleKind::kSub) return _mm256_mul_ps(value, d);
+    if constexpr (format::is_sub(F::kScale)) return _mm256_mul_ps(value, d);
     return format::kCodeUnit<F> == 1.0f ? value : _mm256_mul_ps(value, _mm256_set1_ps(format::kCodeUnit<F>));
   }
   __m256 minimum(int64_t column) const noexcept {
-    const __m256 value = load_scales<F::kScale>(mins + column / F::kScaleColumns * Layout::kScaleBytes);
-    return F::kScale == format::ScaleKind::kSub ? _mm256_mul_ps(value, dmin) : value;
+    const __m256 value = load_minimums<F::kScale>(mins + column / F::kScaleColumns * Layout::kScaleBytes);
+    return format::is_sub(F::kScale) ? _mm256_mul_ps(value, dmin) : value;
   }
 };
 

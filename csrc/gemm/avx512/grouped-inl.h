@@ -102,8 +102,18 @@ inline __m512 load_scales(const std::byte* src) noexcept {
     const __m256i fixed = _mm256_or_si256(half, _mm256_and_si256(is_nan, _mm256_set1_epi16(0x7f80)));
     return _mm512_mul_ps(_mm512_cvtph_ps(fixed), _mm512_set1_ps(256.0f));
   }
+  if constexpr (kKind == kSubPair)
+    return _mm512_cvtepi32_ps(_mm512_and_si512(load_bytes(src), _mm512_set1_epi32(0x0f)));
   if constexpr (kKind == kSub)
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(src))));
+}
+
+// The minimums that stand at `src`, without their dmin.
+template <format::ScaleKind kKind>
+inline __m512 load_minimums(const std::byte* src) noexcept {
+  if constexpr (kKind == format::ScaleKind::kSubPair)
+    return _mm512_cvtepi32_ps(_mm512_srli_epi32(load_bytes(src), 4));
+  return load_scales<kKind>(src);
 }
 
 // The scales of a super-block of `groups` groups.
@@ -116,7 +126,7 @@ struct SuperScales {
 
   SuperScales(const std::byte* super, int64_t groups) noexcept
       : scales(super + Layout::scale_offset(groups)), mins(super + Layout::min_offset(groups)) {
-    if constexpr (F::kScale != format::ScaleKind::kSub) return;
+    if constexpr (!format::is_sub(F::kScale)) return;
     const std::byte* src = super + groups * Layout::kGroupBytes;
     d = load_scales<format::ScaleKind::kF16>(src);
     if constexpr (F::kMinimum)
@@ -126,12 +136,12 @@ struct SuperScales {
   // Of the columns from `column` of the super-block on.
   __m512 scale(int64_t column) const noexcept {
     const __m512 value = load_scales<F::kScale>(scales + column / F::kScaleColumns * Layout::kScaleBytes);
-    if constexpr (F::kScale == format::ScaleKind::kSub) return _mm512_mul_ps(value, d);
+    if constexpr (format::is_sub(F::kScale)) return _mm512_mul_ps(value, d);
     return format::kCodeUnit<F> == 1.0f ? value : _mm512_mul_ps(value, _mm512_set1_ps(format::kCodeUnit<F>));
   }
   __m512 minimum(int64_t column) const noexcept {
-    const __m512 value = load_scales<F::kScale>(mins + column / F::kScaleColumns * Layout::kScaleBytes);
-    return F::kScale == format::ScaleKind::kSub ? _mm512_mul_ps(value, dmin) : value;
+    const __m512 value = load_minimums<F::kScale>(mins + column / F::kScaleColumns * Layout::kScaleBytes);
+    return format::is_sub(F::kScale) ? _mm512_mul_ps(value, dmin) : value;
   }
 };
 
