@@ -68,13 +68,24 @@ std::vector<std::pair<int, int>> worker_cpus(int64_t count) {
   return chosen;
 }
 
-double measure_read_bandwidth(const std::vector<int>& cpus, int mebibytes) {
-  check_cpus("measure_read_bandwidth", cpus);
+size_t checked_bytes(const char* function, const std::vector<int>& cpus, int mebibytes) {
+  check_cpus(function, cpus);
   if (mebibytes < 1 || mebibytes > 1 << 20)
-    throw std::invalid_argument("[measure_read_bandwidth] expected mebibytes in 1 .. 1048576, got " +
+    throw std::invalid_argument("[" + std::string(function) + "] expected mebibytes in 1 .. 1048576, got " +
                                 std::to_string(mebibytes));
+  return static_cast<size_t>(mebibytes) << 20;
+}
+
+double measure_read_bandwidth(const std::vector<int>& cpus, int mebibytes) {
+  const size_t bytes = checked_bytes("measure_read_bandwidth", cpus, mebibytes);
   const nb::gil_scoped_release release;
-  return runtime::measure_read_bandwidth(cpus, static_cast<size_t>(mebibytes) << 20);
+  return runtime::measure_read_bandwidth(cpus, bytes);
+}
+
+void open_probe(runtime::ReadProbe* self, const std::vector<int>& cpus, int mebibytes) {
+  const size_t bytes = checked_bytes("ReadProbe", cpus, mebibytes);
+  const nb::gil_scoped_release release;
+  new (self) runtime::ReadProbe(cpus, bytes);
 }
 
 }  // namespace
@@ -85,6 +96,10 @@ void init_cpu(nb::module_& m) {
         "(CPU, NUMA node) that so many threads should run on, by node: all cores before second hardware "
         "threads, nodes "
         "in turn. Fewer when there are not so many CPUs.");
+  nb::class_<runtime::ReadProbe>(m, "ReadProbe", "Memory that threads on `cpus` read through.")
+      .def("__init__", &open_probe, nb::arg("cpus"), nb::arg("mebibytes"))
+      .def("measure", &runtime::ReadProbe::measure, nb::call_guard<nb::gil_scoped_release>(),
+           "Reads all of it once: 10^9 bytes per second.");
   m.def("measure_read_bandwidth", &measure_read_bandwidth, nb::arg("cpus"), nb::arg("mebibytes") = 512);
 }
 

@@ -10,9 +10,7 @@
 #include <future>
 #include <span>
 
-#include "base/arena.h"
 #include "cpu/isa.h"
-#include "runtime/thread_pool.h"
 
 namespace proa::runtime {
 namespace {
@@ -57,36 +55,48 @@ ReadFunction choose_read() {
   return read_baseline;
 }
 
-double measure_on_this_thread(const std::vector<int>& cpus, size_t bytes, int repeats) {
-  ThreadPool pool(cpus);  // before this thread narrows its affinity, which the pool looks at
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  CPU_SET(static_cast<size_t>(cpus.front()), &set);
-  pthread_setaffinity_np(pthread_self(), sizeof set, &set);
-  const auto threads = static_cast<size_t>(pool.num_threads());
-  const size_t share = std::max<size_t>(1, bytes / threads / kStep) * kStep;
-  base::Arena arena(share * threads);
-  const std::span<std::byte> memory = arena.take<std::byte>(share * threads);
-  const ReadFunction read = choose_read();
-  std::atomic<int64_t> sink{0};  // keeps the reads alive
-  const auto slice = [&](int thread) { return memory.data() + static_cast<size_t>(thread) * share; };
-  pool.parallel([&](int thread, int) { std::memset(slice(thread), 1, share); });
-  double best = 0;
-  for (int repeat = 0; repeat < repeats; ++repeat) {
-    const auto start = std::chrono::steady_clock::now();
-    pool.parallel(
-        [&](int thread, int) { sink.fetch_add(read(slice(thread), share), std::memory_order_relaxed); });
-    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-    best = std::max(best, static_cast<double>(share * threads) / seconds.count() / 1e9);
-  }
-  return best;
-}
-
 }  // namespace
 
+ReadProbe::ReadProbe(const std::vector<int>& cpus, size_t bytes)
+    : first_cpu_(cpus.front()),
+      pool_(cpus),
+      share_(std::max<size_t>(1, bytes / cpus.size() / kStep) * kStep),
+      arena_(share_ * cpus.size()),
+      memory_(arena_.take<std::byte>(share_ * cpus.size())) {
+  on_first_cpu([&] { pool_.parallel([&](int thread, int) { std::memset(slice(thread), 1, share_); }); });
+}
+
+double ReadProbe::measure() {
+  const ReadFunction read = choose_read();
+  std::atomic<int64_t> sink{0};  // keeps the reads alive
+  double rate = 0.0;
+  on_first_cpu([&] {
+    const auto start = std::chrono::steady_clock::now();
+    pool_.parallel(
+        [&](int thread, int) { sink.fetch_add(read(slice(thread), share_), std::memory_order_relaxed); });
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    rate = static_cast<double>(memory_.size()) / seconds.count() / 1e9;
+  });
+  return rate;
+}
+
+// A pool leaves its caller unpinned: here the caller is a thread of its own, so that it can be pinned.
+template <class F>
+void ReadProbe::on_first_cpu(F&& work) {
+  std::async(std::launch::async, [&] {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(static_cast<size_t>(first_cpu_), &set);
+    pthread_setaffinity_np(pthread_self(), sizeof set, &set);
+    work();
+  }).get();
+}
+
 double measure_read_bandwidth(const std::vector<int>& cpus, size_t bytes, int repeats) {
-  // A pool leaves its caller unpinned: here the caller is a thread of its own, so that it can be pinned.
-  return std::async(std::launch::async, [&] { return measure_on_this_thread(cpus, bytes, repeats); }).get();
+  ReadProbe probe(cpus, bytes);
+  double best = 0.0;
+  for (int repeat = 0; repeat < repeats; ++repeat) best = std::max(best, probe.measure());
+  return best;
 }
 
 }  // namespace proa::runtime

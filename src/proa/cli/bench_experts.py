@@ -33,14 +33,17 @@ def experts(
     peer: Annotated[
         str | None, typer.Option(help=f"Time it in turn with ours, on as many threads: {', '.join(PEERS)}.")
     ] = None,
+    activations: Annotated[
+        str, typer.Option("--expert-activations", help="int8, or bf16 for kernels that do not round them to int8.")
+    ] = "int8",
     seconds: Annotated[float, typer.Option(help="Seconds per row and side.")] = 1.0,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
 ) -> None:
     """Time one layer of routed experts with random weights and random routing.
 
     GB/s are the checkpoint bytes of the distinct experts touched, beside the read bandwidth measured in turn on the
-    same cores. TFLOP/s stand beside the faster of torch's bf16 and int8 matrix products (1024 x 4096 x 4096), measured
-    in turn too: a library's rate, so more than 100 % is possible. All numbers are medians.
+    same cores. TFLOP/s stand beside the fastest of torch's int8, bf16 and f32 matrix products (1024 x 4096 x 4096),
+    measured in turn too: a library's rate, so more than 100 % is possible. All numbers are medians.
 
     The peer torch runs the experts one by one in bf16; kt-kernel runs the same format, where it is installed.
 
@@ -63,6 +66,7 @@ def experts(
         threads=threads,
         peer=peer,
         seconds=seconds,
+        activations=activations,
     )
     from proa.cli.bench_experts_core import ExpertBench, measure  # here: numpy and the extension, for this command only
 

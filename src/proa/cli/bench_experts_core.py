@@ -23,7 +23,7 @@ import numpy as np
 
 from proa import __version__
 from proa.cli.bench_experts_data import VARIANTS, Inputs, make_inputs, random_experts
-from proa.cli.bench_experts_limits import CACHE_MULTIPLE, MatrixRates, read_bandwidth
+from proa.cli.bench_experts_limits import CACHE_MULTIPLE, MatrixRates, ReadRate
 from proa.cli.bench_experts_peers import peer_bytes_per_expert, peer_side
 from proa.cli.bench_experts_sides import ProaSide, Setup, Side
 from proa.cli.bench_experts_spec import METHODS, MODELS, PEERS, ExpertSpec, make_spec, parse_tokens
@@ -38,6 +38,7 @@ ROUNDS = 4
 # Threads of a side that has just worked spin for a while before they sleep.
 COOLDOWN_S = 0.1
 MEMORY_SHARE = 0.6
+MAX_LAYERS = 64
 SUSPECT_DIFFERENCE = 0.05
 
 
@@ -101,7 +102,7 @@ def fit(spec: ExpertSpec, available: int, l3_bytes: int) -> tuple[ExpertSpec, in
     if experts < dims.experts:
         notes.append(f"{experts} experts instead of {dims.experts}: more do not fit in memory")
     wanted = -(-CACHE_MULTIPLE * l3_bytes // (experts * spec.bytes_per_expert))
-    layers = max(1, min(wanted, budget // (experts * per_expert)))
+    layers = max(1, min(wanted, budget // (experts * per_expert), MAX_LAYERS))
     if layers < wanted:
         notes.append("the weights are not much larger than the L3 cache: part of them may be read from there")
     return replace(spec, dims=replace(dims, experts=experts)), layers, notes
@@ -130,6 +131,7 @@ class ExpertBench:
         if build_peer is not None:
             progress(f"packing them for {spec.peer}")
             self._peer = build_peer(setup)
+        self._read_rate = ReadRate(self._runtime.cpus, self._info["caches"]["l3"])
         self._matrix = MatrixRates(self.threads)
         if self._matrix.note:
             self.notes.append(self._matrix.note)
@@ -149,7 +151,12 @@ class ExpertBench:
     def report(self, cells: list[Cell]) -> dict[str, Any]:
         """The JSON object: {machine, layer, threads, notes, results}."""
         spec = self.spec
-        layer = {"method": spec.method.name, **asdict(spec.dims), "layers": self.layers}
+        layer = {
+            "method": spec.method.name,
+            "activations": spec.activations,
+            **asdict(spec.dims),
+            "layers": self.layers,
+        }
         return {
             "version": __version__,
             "machine": {
@@ -174,7 +181,7 @@ class ExpertBench:
         times = [_Times() for _ in sides]
         bandwidths, rates = [], []
         for _ in range(ROUNDS):
-            bandwidths.append(read_bandwidth(self._runtime.cpus, self._info["caches"]["l3"]))
+            bandwidths += self._read_rate.sample()
             rates.append(self._matrix.sample())
             for side, so_far in zip(sides, times, strict=True):
                 time.sleep(COOLDOWN_S)
@@ -295,6 +302,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--tokens", default="1,2,4,8,16,64,256,1024")
     parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--expert-activations", dest="activations", default="int8", help="int8 | bf16")
     parser.add_argument("--peer", help=" | ".join(PEERS))
     parser.add_argument("--json", action="store_true")
     given = vars(parser.parse_args(arguments))

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from proa.cli.bench_experts_spec import ExpertDims, ExpertSpec
+from proa.cli.bench_experts_spec import ExpertDims, ExpertSpec, Method
 from proa.convert.encoding import encode
+from proa.layers.kernel_check import block_weight
 from proa.weights.linear import RawLinear
 
 __all__ = ["Inputs", "RawExpert", "make_inputs", "random_experts"]
@@ -34,24 +35,25 @@ def random_experts(spec: ExpertSpec) -> list[RawExpert]:
     rng = np.random.default_rng(0)
     hidden, intermediate = spec.dims.hidden, spec.dims.intermediate
     shapes = ((intermediate, hidden), (intermediate, hidden), (hidden, intermediate))
-    gate, up, down = (_random_linear(rng, spec.method.format, *shape) for shape in shapes)
+    gate, up, down = (_random_linear(rng, spec.method, *shape) for shape in shapes)
     return [RawExpert(*(_rolled(linear, variant) for linear in (gate, up, down))) for variant in range(VARIANTS)]
 
 
-def _random_linear(rng: np.random.Generator, to: str, rows: int, columns: int) -> RawLinear:
+def _random_linear(rng: np.random.Generator, method: Method, rows: int, columns: int) -> RawLinear:
     made = min(rows, RANDOM_ROWS)
-    values = rng.standard_normal((made, columns), np.float32) * np.float32(columns**-0.5)
-    part = encode(values, to)
+    if method.layout == "ggml":
+        part = block_weight(method.format, made, columns, seed=0)
+    else:
+        part = encode(rng.standard_normal((made, columns), np.float32) * np.float32(columns**-0.5), method.format)
     if made == rows:
         return part
     repeats = -(-rows // made)
-    data = np.tile(part.data, (repeats, 1))[:rows]
+    data = np.concatenate([part.data] * repeats)[:rows]
     # Scales are per row, or per block of 128 rows, which divides RANDOM_ROWS.
     scales = part.scales
     if scales is not None:
-        scale_rows = -(-rows * len(scales) // made)
-        scales = np.tile(scales, (repeats, 1))[:scale_rows]
-    return RawLinear(to, rows, columns, data, scales)
+        scales = np.concatenate([scales] * repeats)[: -(-rows * len(scales) // made)]
+    return dataclasses.replace(part, out_features=rows, data=data, scales=scales)
 
 
 def _rolled(linear: RawLinear, variant: int) -> RawLinear:

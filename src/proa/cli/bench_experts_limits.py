@@ -8,23 +8,35 @@ from typing import Any
 
 from proa.native import _C
 
-__all__ = ["CACHE_MULTIPLE", "MatrixRates", "read_bandwidth"]
+__all__ = ["CACHE_MULTIPLE", "MatrixRates", "ReadRate", "probe_mebibytes"]
 
 # What is read in turn is this many times the L3 cache, so that little of it is found there.
-CACHE_MULTIPLE = 8
+CACHE_MULTIPLE = 4
 MIN_PROBE_MIB = 512
 MAX_PROBE_MIB = 4096
+PASSES = 3
 GEMM = (1024, 4096, 4096)  # [M, N, K]: large enough to be compute-bound, a tenth of a second on two cores
 
 
-def read_bandwidth(cpus: Sequence[int], l3_bytes: int) -> float:
-    """10^9 bytes per second that threads on `cpus` read from memory several times as large as the L3 cache."""
-    mebibytes = CACHE_MULTIPLE * l3_bytes >> 20
-    return _C.measure_read_bandwidth(list(cpus), min(max(mebibytes, MIN_PROBE_MIB), MAX_PROBE_MIB))
+def probe_mebibytes(l3_bytes: int) -> int:
+    """How much has to be read to measure memory and not the L3 cache."""
+    return min(max(CACHE_MULTIPLE * l3_bytes >> 20, MIN_PROBE_MIB), MAX_PROBE_MIB)
+
+
+class ReadRate:
+    """Reads memory several times as large as the L3 cache with threads on `cpus`, whenever asked."""
+
+    def __init__(self, cpus: Sequence[int], l3_bytes: int) -> None:
+        self._probe = _C.ReadProbe(list(cpus), probe_mebibytes(l3_bytes))
+
+    def sample(self) -> list[float]:
+        """10^9 bytes per second of a few passes; the first, which wakes the threads, is left out."""
+        self._probe.measure()
+        return [self._probe.measure() for _ in range(PASSES)]
 
 
 class MatrixRates:
-    """Rates of torch's GEMMs in bf16 and int8 (oneDNN) on `threads` threads.
+    """Rates of torch's GEMMs in int8, bf16 (oneDNN) and f32 on `threads` threads.
 
     Without torch there is nothing to compare with: `note` says so and `sample` returns no rates.
     """
@@ -39,10 +51,12 @@ class MatrixRates:
             return
         torch.set_num_threads(threads)
         rows, columns, inner = GEMM
-        left, right = torch.randn(rows, inner).bfloat16(), torch.randn(columns, inner).bfloat16().t()
+        left_f32, right_f32 = torch.randn(rows, inner), torch.randn(columns, inner).t()
+        left, right = left_f32.bfloat16(), right_f32.bfloat16()
         left_int8 = torch.randint(-127, 128, (rows, inner), dtype=torch.int8)
         right_int8 = torch.randint(-127, 128, (columns, inner), dtype=torch.int8).t()
         self._gemms = {
+            "torch.f32": lambda: torch.mm(left_f32, right_f32),
             "torch.bf16": lambda: torch.mm(left, right),
             "torch.int8": lambda: torch._int_mm(left_int8, right_int8),  # noqa: SLF001  # torch has no public one
         }

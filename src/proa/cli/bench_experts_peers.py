@@ -15,6 +15,8 @@ from proa.cli.bench_experts_sides import Setup, Side
 from proa.cli.bench_experts_spec import ExpertSpec
 from proa.core.errors import ConfigError
 from proa.native import _C
+from proa.weights.gguf_blocks import dequantize as dequantize_blocks
+from proa.weights.gguf_types import GGML_TYPES
 from proa.weights.linear import RawLinear
 from proa.weights.quantize import dequantize
 
@@ -56,6 +58,18 @@ def _divert_native_stdout() -> None:
         os.dup2(2, 1)
 
 
+_NAMES = ("gate", "up", "down")
+# Methods whose weights kt-kernel makes from bf16, with one scale per row.
+_KT_QUANTIZES = ("AMXINT8", "AMXINT4")
+
+
+def _bf16(torch: Any, linear: RawLinear) -> Any:
+    if linear.layout == "rows":
+        return torch.from_numpy(dequantize(linear)).bfloat16()
+    ggml_type = next(known for known in GGML_TYPES.values() if known.name.lower() == linear.format)
+    return torch.from_numpy(dequantize_blocks(ggml_type, linear.data)).bfloat16()
+
+
 class TorchSide:
     """Experts one after the other in bf16: gather their tokens, three GEMMs, scatter. The way models are written."""
 
@@ -77,7 +91,7 @@ class TorchSide:
             self._down[:, variant::count] = self._bf16(raw.down)
 
     def _bf16(self, linear: RawLinear) -> Any:
-        return self._torch.from_numpy(dequantize(linear)).bfloat16()
+        return _bf16(self._torch, linear)
 
     def prepare(self, inputs: Inputs) -> None:
         torch = self._torch
@@ -119,28 +133,48 @@ class KtKernelSide:
         self._engine = ext.CPUInfer(_kt_pool(ext, setup.threads))
         self._mask = torch.zeros(setup.spec.dims.experts, dtype=torch.bool)
         self._tensors = [_kt_tensors(torch, raw) for raw in setup.variants]
+        self._bf16_weights: list[Any] = []
         self._layers = [self._load(index) for index in range(setup.layers)]
 
     def _load(self, index: int) -> Any:
-        spec, dims = self._setup.spec, self._setup.spec.dims
+        dims = self._setup.spec.dims
         config_class = importlib.import_module("kt_kernel_ext.moe").MOEConfig
         config = config_class(dims.experts, dims.top_k, dims.hidden, dims.intermediate, self._mask.data_ptr())
-        config.layer_idx, config.pool, config.max_len = index, self._engine.backend_, max(64, *spec.tokens)
-        chosen = [self._tensors[expert % len(self._tensors)] for expert in range(dims.experts)]
-        for position, name in enumerate(("gate", "up", "down")):
-            data = [tensors[position][0].data_ptr() for tensors in chosen]
-            scales = [0 if (scale := tensors[position][1]) is None else scale.data_ptr() for tensors in chosen]
-            setattr(config, f"{name}_projs", [data])
-            setattr(config, f"{name}_scales", [scales])
-        if spec.method.name != "BF16":
-            quant = config.quant_config
-            quant.bits, quant.group_size = (4, 32) if spec.method.name == "RAWINT4" else (8, 128)
-            quant.zero_point = False
+        config.layer_idx, config.pool = index, self._engine.backend_
+        config.max_len = max(64, *self._setup.spec.tokens)
+        if self._setup.spec.method.name in _KT_QUANTIZES:
+            self._give_bf16(config)
+        else:
+            self._give_stored(config)
         moe = self._moe_class(config)
         order = self._torch.arange(dims.experts, dtype=self._torch.int64)
         self._engine.submit(moe.load_weights_task(order.data_ptr()))
         self._engine.sync()
+        self._bf16_weights = []
         return moe
+
+    def _give_bf16(self, config: Any) -> None:
+        """All experts in bf16, which it quantizes by rows; kept until the layer is loaded."""
+        experts = self._setup.spec.dims.experts
+        self._bf16_weights = [
+            self._torch.stack([parts[e % len(parts)] for e in range(experts)])
+            for parts in ([_bf16(self._torch, getattr(raw, name)) for raw in self._setup.variants] for name in _NAMES)
+        ]
+        config.gate_proj, config.up_proj, config.down_proj = (weight.data_ptr() for weight in self._bf16_weights)
+
+    def _give_stored(self, config: Any) -> None:
+        """Pointers to the stored arrays of every expert."""
+        chosen = [self._tensors[expert % len(self._tensors)] for expert in range(self._setup.spec.dims.experts)]
+        for position, name in enumerate(_NAMES):
+            data = [tensors[position][0].data_ptr() for tensors in chosen]
+            scales = [0 if (scale := tensors[position][1]) is None else scale.data_ptr() for tensors in chosen]
+            setattr(config, f"{name}_projs", [data])
+            setattr(config, f"{name}_scales", [scales])
+        method = self._setup.spec.method.name
+        if method != "BF16":
+            quant = config.quant_config
+            quant.bits, quant.group_size = (4, 32) if method == "RAWINT4" else (8, 128)
+            quant.zero_point = False
 
     def prepare(self, inputs: Inputs) -> None:
         torch = self._torch
@@ -169,6 +203,8 @@ def _kt_class(method: str) -> Any:
         "RAWINT4": lambda: amx._select_rawint4_backend(32),  # noqa: SLF001  # what its own wrapper calls
         "FP8": lambda: amx.AMXFP8_MOE or amx.AVX2FP8_MOE,
         "BF16": lambda: amx.AMXBF16_MOE or amx.AVX2BF16_MOE,
+        "AMXINT8": lambda: amx.AMXInt8_MOE,
+        "AMXINT4": lambda: amx.AMXInt4_MOE,
     }
     found = choices[method]() if method in choices else None
     if found is None:

@@ -57,7 +57,13 @@ class ProaSide:
         self._layers = []
         for _ in range(setup.layers):
             layer = _C.ExpertLayer(
-                workspace, dims.experts, dims.hidden, dims.intermediate, spec.method.format, max_top_k=dims.top_k
+                workspace,
+                dims.experts,
+                dims.hidden,
+                dims.intermediate,
+                spec.method.format,
+                max_top_k=dims.top_k,
+                activations=spec.activations,
             )
             for index in range(dims.experts):
                 raw = setup.expert(index)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from proa.core.errors import ConfigError
 
@@ -22,29 +23,64 @@ MAX_TOP_K = 1 << 10
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A weight format: the name users know it by, the native name, and the checkpoint bytes of a linear [out, in]."""
+    """A weight format: the name users know it by, the native name, and the checkpoint bytes of a linear [out, in].
+
+    `layout`: how the random weights are given, see `RawLinear`.
+    """
 
     name: str
     format: str
     linear_bytes: Callable[[int, int], int]
     in_multiple: int = 1
+    layout: str = "rows"
 
 
-def _int4_bytes(out_features: int, in_features: int) -> int:
-    return out_features * (in_features // 2 + 2 * (in_features // 32))
+def _rows(name: str, weight_format: str, bits: int, scale_bytes: int = 0, group: int = 0, multiple: int = 0) -> Method:
+    """Elements of `bits` bits and a scale per row and `group` columns; group 0 with a scale: one per row."""
+
+    def linear_bytes(out_features: int, in_features: int) -> int:
+        scales = -(-in_features // group) if group else 1
+        return out_features * (in_features * bits // 8 + scale_bytes * scales)
+
+    return Method(name, weight_format, linear_bytes, multiple or group or 1)
 
 
 def _fp8_bytes(out_features: int, in_features: int) -> int:
     return out_features * in_features + 4 * -(-out_features // 128) * -(-in_features // 128)
 
 
+def _blocks(name: str, elements: int, nbytes: int) -> Method:
+    """A GGUF type: blocks of `elements` columns."""
+    return Method(name, name.lower(), lambda out, columns: out * columns // elements * nbytes, elements, "ggml")
+
+
 METHODS = {
     method.name: method
     for method in (
-        Method("RAWINT4", "int4_g32", _int4_bytes, in_multiple=32),
+        _rows("RAWINT4", "int4_g32", 4, 2, 32),
+        _rows("RAWINT4_G64", "int4_g64", 4, 2, 64),
+        _rows("RAWINT4_G128", "int4_g128", 4, 2, 128),
         Method("FP8", "fp8_block128", _fp8_bytes),
-        Method("BF16", "bf16", lambda out_features, in_features: 2 * out_features * in_features),
-        Method("F32", "f32", lambda out_features, in_features: 4 * out_features * in_features),
+        _rows("FP8_PERCHANNEL", "fp8_channel", 8, 4),
+        _rows("BF16", "bf16", 16),
+        _rows("MXFP4", "mxfp4", 4, 1, 32),
+        _rows("MXFP8", "mxfp8", 8, 1, 32),
+        _rows("NVFP4", "nvfp4", 4, 1, 16, multiple=32),
+        _rows("GPTQ_INT4", "int4_g128_f16", 4, 2, 128),
+        _rows("AMXINT8", "int8_g128", 8, 2, 128, multiple=32),
+        _rows("AMXINT4", "int4_g32", 4, 2, 32),
+        _rows("Q4_0", "int4_g32_f16", 4, 2, 32),
+        _rows("Q8_0", "int8_g32_f16", 8, 2, 32),
+        _blocks("Q4_1", 32, 20),
+        _blocks("Q5_0", 32, 22),
+        _blocks("Q5_1", 32, 24),
+        _blocks("Q2_K", 256, 84),
+        _blocks("Q3_K", 256, 110),
+        _blocks("Q4_K", 256, 144),
+        _blocks("Q5_K", 256, 176),
+        _blocks("Q6_K", 256, 210),
+        _rows("F16", "f16", 16),
+        _rows("F32", "f32", 32),
     )
 }
 
@@ -72,7 +108,10 @@ MODELS = {
 
 @dataclass(frozen=True, slots=True)
 class ExpertSpec:
-    """One run. `seconds`: per cell and side, warm-up not counted; `threads` None: one per physical core."""
+    """One run. `seconds`: per cell and side, warm-up not counted; `threads` None: one per physical core.
+
+    `activations`: "int8", or "bf16" to pass over kernels that round activations to int8 where others run.
+    """
 
     method: Method
     dims: ExpertDims
@@ -80,6 +119,7 @@ class ExpertSpec:
     threads: int | None = None
     peer: str | None = None
     seconds: float = 1.0
+    activations: Literal["int8", "bf16"] = "int8"
 
     @property
     def bytes_per_expert(self) -> int:
@@ -120,6 +160,7 @@ def make_spec(
     threads: int | None = None,
     peer: str | None = None,
     seconds: float = 1.0,
+    activations: str = "int8",
 ) -> ExpertSpec:
     """The run that was asked for: `model` gives the dimensions that are None; without it, 8 of 32 experts.
 
@@ -145,7 +186,10 @@ def make_spec(
         raise ConfigError("--tokens", "at least one number of tokens", "none")
     if not 0 < seconds <= 3600:
         raise ConfigError("--seconds", "above 0, at most 3600", seconds)
-    return ExpertSpec(chosen, dims, tuple(tokens), threads, peer, seconds)
+    if activations not in ("int8", "bf16"):
+        raise ConfigError("--expert-activations", "int8 | bf16", repr(activations))
+    kind: Literal["int8", "bf16"] = "bf16" if activations == "bf16" else "int8"
+    return ExpertSpec(chosen, dims, tuple(tokens), threads, peer, seconds, kind)
 
 
 def _given(value: int | None, otherwise: int) -> int:

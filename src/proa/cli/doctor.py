@@ -16,7 +16,6 @@ from proa.cli import console
 
 __all__ = ["Diagnosis", "diagnose", "register"]
 
-FORMATS = ("f32", "bf16", "int4_g32", "fp8_block128")
 # gate and up projection of one Kimi K2 expert.
 EXPERT_OUT_FEATURES = 2048
 EXPERT_IN_FEATURES = 7168
@@ -24,7 +23,11 @@ EXPERT_IN_FEATURES = 7168
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Everything `proa doctor` found. Bytes are bytes, bandwidth is 10^9 bytes per second."""
+    """Everything `proa doctor` found. Bytes are bytes, bandwidth is 10^9 bytes per second.
+
+    kernels: by weight format every kernel, best first: name, chosen, reason. bf16_kernels: the one that
+    `--expert-activations bf16` chooses, where it is another. self_test: by kernel name what is wrong, "" for nothing.
+    """
 
     version: str
     cpu: dict[str, Any]
@@ -33,6 +36,8 @@ class Diagnosis:
     read_gb_s: float | None
     read_one_core_gb_s: float | None
     kernels: dict[str, list[dict[str, Any]]]
+    bf16_kernels: dict[str, str]
+    self_test: dict[str, str]
     advice: list[str]
 
 
@@ -50,7 +55,8 @@ def doctor(
     """Show what this machine can do: instruction sets, cores, caches, NUMA, RAM, huge pages, memory bandwidth, kernels.
 
     Decoding reads every active weight once per token, so read bandwidth / bytes per token is the most tokens per second
-    this machine can make. For each weight format the chosen kernel is shown, with the reason each other was rejected.
+    this machine can make. For each weight format the chosen kernel is shown, with the reason each other was rejected;
+    the chosen ones are tested.
 
     Examples:
 
@@ -73,24 +79,38 @@ def diagnose(*, measure: bool) -> Diagnosis:
     Raises:
         ConfigError: the C++ extension is missing or does not load, or PROA_FORCE_ISA asks for what this machine lacks.
     """
-    from proa.native import _C  # here, so that `proa --help` needs no extension
+    # Here, so that `proa --help` needs no extension.
+    from proa.cli.bench_experts_limits import probe_mebibytes
+    from proa.layers.kernel_check import KernelUse, run_checks
+    from proa.native import _C
+    from proa.native.runtime import CpuRuntime
 
     cpu: dict[str, Any] = {**_C.cpu_info()}
     memory = _meminfo(Path("/proc/meminfo").read_text())
     cores = list(cpu["physical_cpus"])
-    kernels = {
-        name: [dict(row) for row in _C.kernel_report(name, EXPERT_OUT_FEATURES, EXPERT_IN_FEATURES)] for name in FORMATS
-    }
+    probe_mib = probe_mebibytes(cpu["caches"]["l3"])
+    shape = (EXPERT_OUT_FEATURES, EXPERT_IN_FEATURES)
+    kernels = {name: [dict(row) for row in _C.kernel_report(name, *shape)] for name in _C.weight_formats()}
+    uses = [KernelUse(name, *shape, kind) for name in kernels for kind in ("int8", "bf16")]
+    bf16_kernels = {use.format: use.kernel for use in uses if use.activations == "bf16"}
+    with CpuRuntime() as runtime:
+        checks = run_checks(runtime.pool, uses)
     return Diagnosis(
         version=__version__,
         cpu=cpu,
         ram_total_bytes=memory["MemTotal"],
         ram_available_bytes=memory["MemAvailable"],
-        read_gb_s=_C.measure_read_bandwidth(cores) if measure else None,
-        read_one_core_gb_s=_C.measure_read_bandwidth(cores[:1]) if measure else None,
+        read_gb_s=_C.measure_read_bandwidth(cores, probe_mib) if measure else None,
+        read_one_core_gb_s=_C.measure_read_bandwidth(cores[:1], probe_mib) if measure else None,
         kernels=kernels,
+        bf16_kernels={name: kernel for name, kernel in bf16_kernels.items() if kernel != _chosen(kernels[name])},
+        self_test={check.kernel: check.fault for check in checks},
         advice=_advice(cpu),
     )
+
+
+def _chosen(rows: list[dict[str, Any]]) -> str:
+    return next((str(row["name"]) for row in rows if row["chosen"]), "")
 
 
 def _meminfo(text: str) -> dict[str, int]:
@@ -123,8 +143,9 @@ def _print(diagnosis: Diagnosis) -> None:
         "Cores", f"{len(cpu['physical_cpus'])} physical, {len(cpu['cpus'])} logical (allowed to this process)"
     )
     table.add_row("Caches", ", ".join(f"{name.upper()} {_size(caches[name])}" for name in ("l1d", "l2", "l3")))
+    table.add_row("Threads", f"{len(cpu['physical_cpus'])} by default, on CPUs {_ranges(cpu['physical_cpus'])}")
     for node in cpu["numa_nodes"]:
-        table.add_row(f"NUMA node {node['id']}", f"{len(node['cpus'])} CPUs, {_size(node['mem_bytes'])}")
+        table.add_row(f"NUMA node {node['id']}", f"CPUs {_ranges(node['cpus'])}, {_size(node['mem_bytes'])}")
     table.add_row("RAM", f"{_size(diagnosis.ram_total_bytes)}, {_size(diagnosis.ram_available_bytes)} available")
     pages = cpu["huge_pages"]
     sizes = f"{_size(pages['page_bytes'])} each, {pages['reserved_free']} reserved ones free"
@@ -134,17 +155,37 @@ def _print(diagnosis: Diagnosis) -> None:
         table.add_row("Read bandwidth", f"{diagnosis.read_gb_s:.1f} GB/s, one core {one:.1f} GB/s (measured)")
     console.out.print(table)
 
-    kernels = Table(title="Kernels, for an expert of 2048 x 7168", title_justify="left")
+    console.out.print(_kernel_table(diagnosis))
+    for line in diagnosis.advice:
+        console.out.print(f"[yellow]note:[/] {line}")
+
+
+def _ranges(numbers: list[int]) -> str:
+    """`0-3, 8` for 0, 1, 2, 3, 8; a dash for none."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ", ".join("-".join(map(str, run)) for run in runs) or "-"
+
+
+def _kernel_table(diagnosis: Diagnosis) -> Table:
+    shape = f"{EXPERT_OUT_FEATURES} x {EXPERT_IN_FEATURES}"
+    kernels = Table(title=f"Kernels, for an expert of {shape}", title_justify="left")
     for header in ("format", "kernel", "", "why"):
         kernels.add_column(header)
     for name, rows in diagnosis.kernels.items():
         for index, row in enumerate(rows):
-            mark = "[green]chosen[/]" if row["chosen"] else "[dim]rejected[/]"
-            kernels.add_row(name if index == 0 else "", row["name"], mark, row["reason"])
+            mark, why = ("[green]chosen[/]" if row["chosen"] else "[dim]rejected[/]"), row["reason"]
+            if fault := diagnosis.self_test.get(row["name"]):
+                mark, why = "[red]broken[/]", f"fails its self-test: {fault}"
+            elif diagnosis.bf16_kernels.get(name) == row["name"]:
+                mark, why = "[green]bf16[/]", "chosen with --expert-activations bf16"
+            kernels.add_row(name if index == 0 else "", row["name"], mark, why)
         kernels.add_section()
-    console.out.print(kernels)
-    for line in diagnosis.advice:
-        console.out.print(f"[yellow]note:[/] {line}")
+    return kernels
 
 
 def _size(num_bytes: int) -> str:

@@ -14,7 +14,7 @@ from proa.native._C import ExpertLayer, ExpertWorkspace, PackedWeight, ThreadPoo
 from proa.weights.quantize import dequantize, quantize
 from proa.weights.raw_linear import RawLinear
 
-__all__ = ["KernelCheck", "KernelUse", "check_kernels", "run_checks"]
+__all__ = ["KernelCheck", "KernelUse", "block_weight", "check_kernels", "run_checks"]
 
 OUT_FEATURES, IN_FEATURES = 48, 512
 HIDDEN, INTERMEDIATE, NUM_EXPERTS, TOP_K = 256, 256, 2, 2
@@ -178,13 +178,14 @@ def _values(raw: RawLinear, packed: PackedWeight) -> np.ndarray:
 def _raw_linear(weight_format: str, out_features: int, in_features: int, seed: int) -> RawLinear:
     """A weight made by integer arithmetic alone, of magnitudes around 1 / sqrt(in)."""
     if weight_format in _BLOCKS:
-        return _raw_blocks(weight_format, out_features, in_features, seed)
+        return block_weight(weight_format, out_features, in_features, seed)
     rows, columns = np.ogrid[:out_features, :in_features]
     integers = _mixed(rows * np.uint32(in_features) + columns + seed * 1_000_003) % 255
     return quantize((integers.astype(np.float32) - 127) / np.float32(64 * in_features**0.5), weight_format)
 
 
-def _raw_blocks(weight_format: str, out_features: int, in_features: int, seed: int) -> RawLinear:
+def block_weight(weight_format: str, out_features: int, in_features: int, seed: int) -> RawLinear:
+    """A weight in the blocks of a GGUF type, of random codes and equal fp16 scales; values up to about 1/4."""
     elements, nbytes, halves = _BLOCKS[weight_format]
     count = in_features // elements
     data = (_mixed(np.arange(out_features * count * nbytes, dtype=np.uint32) + seed * 1_000_003) & 255).astype(np.uint8)
