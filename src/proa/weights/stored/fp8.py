@@ -43,7 +43,8 @@ def _is_channel(tensors: LinearTensors) -> bool:
     if not _matches(tensors) or tensors.dtype("weight_scale") not in _FLOATS or "weight_scale_inv" in tensors:
         return False
     shape = _scale_shape(tensors)
-    return len(shape) < 2 or (shape[1] == 1 and shape[0] == tensors.checkpoint.shape(f"{tensors.prefix}.weight")[0])
+    rows = tensors.checkpoint.shape(f"{tensors.prefix}.weight")[:1]
+    return len(shape) < 2 or shape == (*rows, 1)
 
 
 def _read_mxfp8(tensors: LinearTensors) -> RawLinear:
