@@ -147,18 +147,18 @@ def mxfp8(name: str, dtype: torch.dtype) -> Case:
     return Case("mxfp8", {"weight": weight, name: scale.view(dtype)}, exact)
 
 
-def gptq(group: int, zero: int = 7, index: bool = True) -> Case:
+def gptq(group: int, zero: int = 7, index: bool = True, columns: int = IN) -> Case:
     """qweight word (i, o), bits 4k .. 4k + 3: input 8 i + k of output o; value (q - 8) * scale."""
-    q = np.random.default_rng(7).integers(0, 16, (IN, OUT))
+    q = np.random.default_rng(7).integers(0, 16, (columns, OUT))
     words = sum(q[k::8].astype(np.uint32) << np.uint32(4 * k) for k in range(8))
-    scales = random_scales(IN // group, OUT).half()
+    scales = random_scales(columns // group, OUT).half()
     tensors = {
         "qweight": torch.from_numpy(words.view(np.int32)),
         "scales": scales,
-        "qzeros": torch.from_numpy(np.full((IN // group, OUT // 8), 0x11111111 * zero, np.uint32).view(np.int32)),
+        "qzeros": torch.from_numpy(np.full((columns // group, OUT // 8), 0x11111111 * zero, np.uint32).view(np.int32)),
     }
     if index:
-        tensors["g_idx"] = torch.arange(IN, dtype=torch.int32) // group
+        tensors["g_idx"] = torch.arange(columns, dtype=torch.int32) // group
     exact = ((q - 8) * np.repeat(scales.double().numpy(), group, 0)).T
     return Case(f"int4_g{group}_f16", tensors, torch.from_numpy(exact))
 
@@ -232,6 +232,12 @@ def test_weights_are_views_of_the_file(tmp_path: Path, name: str) -> None:
     linear = read_linear(open_with(tmp_path, CASES[name]().tensors), "p")
     assert not linear.data.flags.owndata
     assert not linear.data.flags.writeable
+
+
+def test_gptq_with_more_rows_than_are_turned_at_once(tmp_path: Path) -> None:
+    case = gptq(32, columns=1056)
+    linear = read_linear(open_with(tmp_path, case.tensors), "p", (OUT, 1056))
+    assert np.array_equal(dequantize(linear), case.exact.float().numpy())
 
 
 def test_nvfp4_divisor_is_inverted_once(tmp_path: Path) -> None:

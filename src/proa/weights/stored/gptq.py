@@ -18,6 +18,8 @@ from proa.weights.stored.tensors import LinearTensors, Storage
 
 __all__ = ["STORAGE"]
 
+_ROWS_AT_ONCE = 64
+
 
 def _read(tensors: LinearTensors) -> RawLinear:
     qweight, shape = _read_qweight(tensors)
@@ -57,7 +59,10 @@ def _check_zeros(tensors: LinearTensors, shape: tuple[int, int]) -> None:
 
 def _nibbles_by_output(qweight: np.ndarray) -> np.ndarray:
     """int32 `[in / 8, out]` -> uint8 `[out, in / 2]`: byte k of a word holds inputs 8w + 2k (low) and 8w + 2k + 1."""
-    words = np.ascontiguousarray(qweight.T)
+    words = np.empty(qweight.shape[::-1], qweight.dtype)
+    # Rows are a power of two apart, so a whole column falls into few sets of the cache: 15 times slower at once.
+    for begin in range(0, qweight.shape[0], _ROWS_AT_ONCE):
+        words[:, begin : begin + _ROWS_AT_ONCE] = qweight[begin : begin + _ROWS_AT_ONCE].T
     return words.view(np.uint8)
 
 
