@@ -5,7 +5,7 @@
 //
 //   cmake -S . -B build/bench -DPROA_BUILD_PYTHON=OFF -DPROA_BUILD_BENCH=ON && cmake --build build/bench
 //   build/bench/gemm_bench [--shape OUT IN] [--format F] [--kernel K] [--tokens 1,16,256] [--threads N]
-//                          [--rows R] [--seconds S]
+//                          [--rows R] [--seconds S] [--quantile Q]
 //
 // Default: 2048 7168, all formats and kernels (K is a prefix), 1 to 256 tokens, one thread, calls of 256
 // rows. With several threads all run at once, each with weights of its own: `--threads 1` beside `--threads
@@ -43,6 +43,7 @@ struct Options {
   int threads = 1;
   int64_t rows = 256;
   double seconds = 0.5;
+  double quantile = 0.5;
 };
 
 double cpu_seconds() {
@@ -51,11 +52,13 @@ double cpu_seconds() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
+double quantile(std::vector<double> values, double q) {
+  const auto at = values.begin() + static_cast<int64_t>(q * static_cast<double>(values.size() - 1));
+  std::nth_element(values.begin(), at, values.end());
+  return *at;
 }
+
+double median(const std::vector<double>& values) { return quantile(values, 0.5); }
 
 // Bytes without meaning that are normal numbers in every format: subnormal operands would slow the arithmetic
 // down.
@@ -98,8 +101,8 @@ class Work {
     out_.resize(static_cast<size_t>(tokens * shape_.out_features));
   }
 
-  // Median CPU seconds of a call.
-  double run(double seconds) {
+  // CPU seconds of a call.
+  double run(double seconds, double q) {
     call(0);
     std::vector<double> times;
     for (double end = cpu_seconds() + seconds; cpu_seconds() < end || times.size() < 3;) {
@@ -107,7 +110,7 @@ class Work {
       call(static_cast<int64_t>(times.size() + 1) % copies_);
       times.push_back(cpu_seconds() - start);
     }
-    return median(times);
+    return quantile(times, q);
   }
 
  private:
@@ -181,7 +184,8 @@ void measure(runtime::ThreadPool& pool, const Limits& limits, const gemm::Kernel
              const Options& options, int64_t tokens) {
   std::vector<double> seconds(static_cast<size_t>(pool.num_threads()));
   pool.parallel([&](int thread, int) {
-    seconds[static_cast<size_t>(thread)] = Work(kernel, options, tokens).run(options.seconds);
+    seconds[static_cast<size_t>(thread)] =
+        Work(kernel, options, tokens).run(options.seconds, options.quantile);
   });
   const double time = median(seconds);
   const double bytes = static_cast<double>(format::packed_bytes(kernel.weight, options.shape));
@@ -221,6 +225,8 @@ Options parse(int argc, char** argv) {
       options.rows = std::atoll(next());
     } else if (name == "--seconds") {
       options.seconds = std::atof(next());
+    } else if (name == "--quantile") {
+      options.quantile = std::clamp(std::atof(next()), 0.0, 1.0);
     } else {
       std::fprintf(stderr, "gemm_bench: unknown option %s\n", argv[i]);
       std::exit(2);

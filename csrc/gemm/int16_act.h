@@ -15,6 +15,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "gemm/row_stride.h"
+
 namespace proa::gemm {
 
 inline constexpr int64_t kInt16Group = 128;
@@ -29,10 +31,8 @@ constexpr int64_t int16_steps(int64_t in_features) noexcept {
   return (in_features + kInt16Step - 1) / kInt16Step;
 }
 
-// An odd number of lines: the rows of a tile should not fall into one set of the L1 cache.
 constexpr int64_t int16_row_bytes(int64_t in_features) noexcept {
-  const int64_t bytes = int16_steps(in_features) * kInt16StepBytes + 8 * int16_groups(in_features);
-  return (bytes + 63) / 64 * 64 | 64;
+  return spread_row_bytes(int16_steps(in_features) * kInt16StepBytes + 8 * int16_groups(in_features));
 }
 
 struct Int16Row {

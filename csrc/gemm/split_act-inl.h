@@ -1,18 +1,23 @@
 // The loops of the cells that multiply bf16 tiles, written once. Include inside an AMX target region and
-// namespace. A Weight type has kFormat, kColumnBytes, kScaled and unpack_line, which turns the 64 /
-// kColumnBytes columns of a 64-byte line into rows of a weight tile: 16 pairs of bf16, one pair of columns
-// for each output row.
+// namespace. A Weight type has
+//   kFormat
+//   kStepBytes                    of 32 columns of a panel, which stand together
+//   kInPlace                      these bytes are a weight tile as they stand: 16 rows of 16 pairs of bf16,
+//                                 one pair of columns for each output row, zeros where there is no column
+//   unpack(step, columns, tile)   otherwise: makes that tile of the `columns` <= 32 columns at `step`
+//   kScaled                       fp8_block128: sums of 128 columns are scaled
 //
 // Every output goes through the same instructions for every number of tokens: for each 32 columns one tile
-// product per term of the activations, in that order. kScaled (fp8): the products of 128 columns are summed
-// from 0 and the sum, times its scale, is added to the total.
+// product per term of the activations, in that order. kScaled: the products of 128 columns are summed from 0
+// and the sum, times its scale, is added to the total.
 
 using format::kPanelRows;
 
-constexpr int64_t kTokensPerPass = 144;
+constexpr int64_t kTokensPerPass = 256;
 constexpr int64_t kBlocksPerPass = kTokensPerPass / kTileRows;
-// Columns are taken in chunks of steps of 32, so that the unpacked weights of two panels stay in the L1 cache
-// and the activations of all tokens of a pass in the L2 cache.
+constexpr int64_t kPanelsPerPass = 16;
+// Columns are taken in chunks of steps of 32: those of two blocks of tokens stay in the L1 cache while the
+// panels pass by, all activations, unpacked weights and totals of a pass in the L2 cache.
 constexpr int64_t kChunkSteps = 8;
 constexpr int64_t kScaleSteps = format::kFp8Block / kSplitColumns;
 // For one block of tokens weights are unpacked step by step, so many ahead of the products: memory is read
@@ -20,6 +25,7 @@ constexpr int64_t kScaleSteps = format::kFp8Block / kSplitColumns;
 constexpr int64_t kLeadSteps = 2;
 constexpr int64_t kRingSteps = 4;
 constexpr int64_t kPrefetchBytes = 4096;
+constexpr int64_t kTileFloats = kTileRows * kPanelRows;
 
 // Two blocks of 16 tokens times two panels: four products for four tiles loaded.
 constexpr int sum_tile(int block, int panel) { return 2 * block + panel; }
@@ -57,147 +63,163 @@ struct ActTiles {
 
 struct Scratch {
   alignas(64) std::byte acts[kBlocksPerPass * kChunkSteps][kSplitTerms][kTileBytes];
-  alignas(64) std::byte weights[2][kChunkSteps][kTileBytes];
-  alignas(64) float sums[2][4][kTileRows * kPanelRows];
-  // Totals of a last panel with fewer than 16 rows: tiles are whole.
-  alignas(64) float ragged[kTokensPerPass * kPanelRows];
+  alignas(64) std::byte weights[kPanelsPerPass][kChunkSteps][kTileBytes];
+  alignas(64) float totals[kBlocksPerPass][kPanelsPerPass][kTileFloats];
+  alignas(64) float sums[2][4][kTileFloats];
 };
 
-// Columns in steps, and how many of them make a chunk.
 constexpr int64_t steps_of(int64_t columns) noexcept { return (columns + kSplitColumns - 1) / kSplitColumns; }
-constexpr int64_t chunk_columns(int64_t num_tokens) noexcept {
-  return kSplitColumns * (num_tokens <= kTileRows ? kBlocksPerPass * kChunkSteps : kChunkSteps);
-}
+
+// The tokens and panels whose totals stand in Scratch.
+struct Pass {
+  const GemmArgs& args;
+  int64_t first_token, num_tokens;
+  int64_t first_panel, num_panels;
+
+  int64_t blocks() const noexcept { return (num_tokens + kTileRows - 1) / kTileRows; }
+  int64_t block_tokens(int64_t block) const noexcept {
+    return std::min(kTileRows, num_tokens - block * kTileRows);
+  }
+};
+
+// Steps [first, first + count) of all columns.
+struct Steps {
+  int64_t first, count;
+};
 
 // Rows of the same distance are read where they are, others are brought together.
-ActTiles act_tiles(const ActRows& rows, int64_t first_token, int64_t num_tokens, int64_t first_step,
-                   int64_t steps, Scratch& scratch) noexcept {
-  const int64_t offset = first_step * kSplitStepBytes;
-  if (rows.index == nullptr || num_tokens == 1)
-    return {rows.row(first_token) + offset, kTileRows * rows.stride_bytes, kSplitStepBytes, kSplitTermBytes,
-            rows.stride_bytes};
-  const int64_t block_bytes = steps * kSplitTerms * kTileBytes;
-  for (int64_t m = 0; m < num_tokens; ++m) {
-    const std::byte* src = rows.row(first_token + m) + offset;
+ActTiles act_tiles(const Pass& pass, const Steps& steps, Scratch& scratch) noexcept {
+  const ActRows& rows = pass.args.x;
+  const int64_t offset = steps.first * kSplitStepBytes;
+  if (rows.index == nullptr || pass.num_tokens == 1)
+    return {rows.row(pass.first_token) + offset, kTileRows * rows.stride_bytes, kSplitStepBytes,
+            kSplitTermBytes, rows.stride_bytes};
+  const int64_t block_bytes = steps.count * kSplitTerms * kTileBytes;
+  for (int64_t m = 0; m < pass.num_tokens; ++m) {
+    const std::byte* src = rows.row(pass.first_token + m) + offset;
     std::byte* dst = scratch.acts[0][0] + m / kTileRows * block_bytes + m % kTileRows * kTileRowBytes;
-    for (int64_t line = 0; line < steps * kSplitTerms; ++line)
+    for (int64_t line = 0; line < steps.count * kSplitTerms; ++line)
       _mm512_store_si512(dst + line * kTileBytes, _mm512_loadu_si512(src + line * kTileRowBytes));
   }
   return {scratch.acts[0][0], block_bytes, kSplitTerms * kTileBytes, kTileBytes, kTileRowBytes};
 }
 
-// Unpacks `columns` columns, padded with zeros to whole tiles, and requests as many at `next`.
+// The packed weights of a step of the first panel of a pass.
 template <class Weight>
-void unpack(const std::byte* line, const std::byte* next, int64_t columns, std::byte* tiles) noexcept {
-  constexpr int64_t kPerLine = 64 / Weight::kColumnBytes;
-  constexpr int64_t kLineTileBytes = kPerLine / 2 * kTileRowBytes;
-  const std::byte* const end = tiles + steps_of(columns) * kTileBytes;
-  for (; columns >= kPerLine; columns -= kPerLine, line += 64, next += 64, tiles += kLineTileBytes) {
-    _mm_prefetch(reinterpret_cast<const char*>(next), _MM_HINT_T0);
-    Weight::unpack_line(_mm512_loadu_si512(line), tiles);
-  }
-  if (columns > 0) {
-    const uint64_t mask = (uint64_t{1} << columns * Weight::kColumnBytes) - 1;
-    Weight::unpack_line(_mm512_maskz_loadu_epi8(mask, line), tiles);
-    tiles += kLineTileBytes;
-  }
-  if (tiles < end) std::memset(tiles, 0, static_cast<size_t>(end - tiles));
+const std::byte* packed_step(const Pass& pass, int64_t step) noexcept {
+  const int64_t panel_bytes = format::panel_bytes(Weight::kFormat, pass.args.shape.in_features);
+  return pass.args.weight + pass.first_panel * panel_bytes + step * Weight::kStepBytes;
 }
 
-// What is multiplied: a chunk of some panels with the tokens of some blocks.
+inline void prefetch(const std::byte* first, int64_t bytes) noexcept {
+  for (int64_t byte = 0; byte < bytes; byte += 64)
+    _mm_prefetch(reinterpret_cast<const char*>(first + byte), _MM_HINT_T0);
+}
+
+// The weights of the next chunk, requested a few lines at each step.
+struct Ahead {
+  const std::byte* at;  // in the first panel
+  int64_t panel_bytes;
+  int64_t step_bytes;  // of each panel
+
+  void request(int64_t panels) noexcept {
+    for (int64_t i = 0; i < panels; ++i)
+      for (int64_t byte = 0; byte < step_bytes; byte += 64)
+        _mm_prefetch(reinterpret_cast<const char*>(at + i * panel_bytes + byte), _MM_HINT_T1);
+    at += step_bytes;
+  }
+};
+
+// What is multiplied: a chunk of one or two panels with the tokens of one or two blocks.
 struct Product {
   const std::byte* acts;  // of the first block
   ActTiles layout;
+  const std::byte* weights;  // tiles of the first panel
+  int64_t weight_panel;      // bytes to those of the second one
   int64_t steps;
-  bool first;         // of the chunks: out holds nothing yet
-  float* out[2];      // of each panel
-  int64_t stride[2];  // in floats
+  bool first;     // of the chunks: there are no totals yet
+  float* totals;  // the tile of the first block and panel
   const float* scales[2];
   int64_t rows[2];  // of each block
 };
 
+// The total of a block and a panel.
+template <int Block, int Panel>
+inline float* total_of(const Product& p) noexcept {
+  return p.totals + (Block * kPanelsPerPass + Panel) * kTileFloats;
+}
+
 // Sums that await their scale. They are added after the next products have begun: memory that a tile store
 // wrote can be read only some time after the store.
 struct Pending {
-  float (*buffers)[4][kTileRows * kPanelRows];  // Scratch::sums, used in turn
+  float (*buffers)[4][kTileFloats];  // Scratch::sums, used in turn
   int buffer = 0;
   int blocks = 0, panels = 0;  // 0: nothing is pending
   bool first = false;
   float scale[2] = {};
-  Product product = {};
+  int64_t rows[2] = {};  // of each block
+  float* totals = nullptr;
 
   void add() noexcept {
     for (int b = 0; b < blocks; ++b)
-      for (int p = 0; p < panels; ++p) add_one(b, p);
+      for (int p = 0; p < panels; ++p)
+        add_one(buffers[buffer][sum_tile(b, p)], Vec::set1(scale[p]),
+                totals + (b * kPanelsPerPass + p) * kTileFloats, rows[b]);
     blocks = 0;
   }
-  void add_one(int block, int panel) const noexcept {
-    const float* sum = buffers[buffer][sum_tile(block, panel)];
-    const int64_t stride = product.stride[panel];
-    float* out = product.out[panel] + block * kTileRows * stride;
-    const Vec factor = Vec::set1(scale[panel]);
-    for (int64_t m = 0; m < product.rows[block]; ++m, sum += kPanelRows, out += stride)
-      Vec::fma(Vec::load(sum), factor, first ? Vec::zero() : Vec::load(out)).store(out);
+  void add_one(const float* sum, Vec factor, float* total, int64_t num_rows) const noexcept {
+    for (int64_t i = 0; i < num_rows * kPanelRows; i += kPanelRows)
+      Vec::fma(Vec::load(sum + i), factor, first ? Vec::zero() : Vec::load(total + i)).store(total + i);
   }
 };
-
-// Where the totals of block B and panel P stand, and how far their rows are apart, in bytes.
-template <int B, int P>
-inline float* place(const Product& p) noexcept {
-  return p.out[P] + B * kTileRows * p.stride[P];
-}
-template <int P>
-inline int64_t place_stride(const Product& p) noexcept {
-  return p.stride[P] * static_cast<int64_t>(sizeof(float));
-}
 
 // What is done with the sum of block B and panel P; `sums` is where StoreSum puts it.
 template <int B, int P>
 struct Zero {
-  static void run(const Product&, float (*)[kTileRows * kPanelRows]) noexcept { tile_zero<sum_tile(B, P)>(); }
+  static void run(const Product&, float (*)[kTileFloats]) noexcept { tile_zero<sum_tile(B, P)>(); }
 };
 
 template <int B, int P>
 struct LoadTotal {
-  static void run(const Product& p, float (*)[kTileRows * kPanelRows]) noexcept {
-    tile_load<sum_tile(B, P)>(place<B, P>(p), place_stride<P>(p));
+  static void run(const Product& p, float (*)[kTileFloats]) noexcept {
+    tile_load<sum_tile(B, P)>(total_of<B, P>(p), kTileRowBytes);
   }
 };
 
 template <int B, int P>
 struct StoreTotal {
-  static void run(const Product& p, float (*)[kTileRows * kPanelRows]) noexcept {
-    tile_store<sum_tile(B, P)>(place<B, P>(p), place_stride<P>(p));
+  static void run(const Product& p, float (*)[kTileFloats]) noexcept {
+    tile_store<sum_tile(B, P)>(total_of<B, P>(p), kTileRowBytes);
   }
 };
 
 template <int B, int P>
 struct StoreSum {
-  static void run(const Product&, float (*sums)[kTileRows * kPanelRows]) noexcept {
+  static void run(const Product&, float (*sums)[kTileFloats]) noexcept {
     tile_store<sum_tile(B, P)>(sums[sum_tile(B, P)], kTileRowBytes);
   }
 };
 
 template <int B, int P>
 struct AddProduct {
-  static void run(const Product&, float (*)[kTileRows * kPanelRows]) noexcept {
+  static void run(const Product&, float (*)[kTileFloats]) noexcept {
     tile_dot_bf16<sum_tile(B, P), act_tile(B), weight_tile(P)>();
   }
 };
 
 template <int Blocks, int Panels, template <int, int> class Action>
-inline void each_sum(const Product& p, float (*sums)[kTileRows * kPanelRows] = nullptr) noexcept {
+inline void each_sum(const Product& p, float (*sums)[kTileFloats] = nullptr) noexcept {
   Action<0, 0>::run(p, sums);
   if constexpr (Panels > 1) Action<0, 1>::run(p, sums);
   if constexpr (Blocks > 1) Action<1, 0>::run(p, sums);
   if constexpr (Blocks > 1 && Panels > 1) Action<1, 1>::run(p, sums);
 }
 
-// 32 columns. `weights` is the tile of the first panel, that of the second one stands a Scratch row further.
+// 32 columns.
 template <int Blocks, int Panels>
 inline void multiply_step(const Product& p, const std::byte* acts, const std::byte* weights) noexcept {
   tile_load<weight_tile(0)>(weights, kTileRowBytes);
-  if constexpr (Panels > 1) tile_load<weight_tile(1)>(weights + kChunkSteps * kTileBytes, kTileRowBytes);
+  if constexpr (Panels > 1) tile_load<weight_tile(1)>(weights + p.weight_panel, kTileRowBytes);
 #pragma GCC unroll 4
   for (int64_t term = 0; term < kSplitTerms; ++term, acts += p.layout.term) {
     tile_load<act_tile(0)>(acts, p.layout.stride);
@@ -225,10 +247,11 @@ inline void end_sums(const Product& p, int64_t block, Pending& pending) noexcept
   pending.add();
   pending.buffer ^= 1;
   each_sum<Blocks, Panels, StoreSum>(p, pending.buffers[pending.buffer]);
-  pending.product = p;
+  pending.totals = p.totals;
   pending.blocks = Blocks;
   pending.panels = Panels;
   pending.first = p.first && block == 0;
+  for (int i = 0; i < Blocks; ++i) pending.rows[i] = p.rows[i];
   for (int i = 0; i < Panels; ++i) pending.scale[i] = p.scales[i][block];
 }
 
@@ -238,82 +261,43 @@ constexpr int64_t sum_steps(const Product& p) noexcept {
   return Weight::kScaled ? kScaleSteps : p.steps;
 }
 
-// The chunk with unpacked panels.
+// A chunk.
 template <class Weight, int Blocks, int Panels>
-void multiply_blocks(const Product& p, const std::byte* weights, Pending& pending) noexcept {
+void multiply_blocks(const Product& p, Ahead ahead, Pending& pending) noexcept {
   const int64_t span = sum_steps<Weight>(p);
   const std::byte* acts = p.acts;
+  const std::byte* weights = p.weights;
   for (int64_t begin = 0; begin < p.steps; begin += span) {
     begin_sums<Weight, Blocks, Panels>(p);
-    for (int64_t s = begin; s < std::min(begin + span, p.steps); ++s, acts += p.layout.step)
-      multiply_step<Blocks, Panels>(p, acts, weights + s * kTileBytes);
+    for (int64_t s = begin; s < std::min(begin + span, p.steps); ++s) {
+      multiply_step<Blocks, Panels>(p, acts, weights);
+      ahead.request(Panels);
+      acts += p.layout.step;
+      weights += kTileBytes;
+    }
     end_sums<Weight, Blocks, Panels>(p, begin / span, pending);
   }
 }
 
-void configure(const Product& p) noexcept {
-  TileConfig config;
-  for (int block = 0; block < 2; ++block) {
-    config.set(act_tile(block), p.rows[block], kTileRowBytes);
-    for (int panel = 0; panel < 2; ++panel) config.set(sum_tile(block, panel), p.rows[block], kTileRowBytes);
-  }
-  for (int panel = 0; panel < 2; ++panel) config.set(weight_tile(panel), kTileRows, kTileRowBytes);
-  config.load();
-}
-
-// The packed columns of some panels.
-struct Columns {
-  const std::byte* first;  // of the first panel
-  const std::byte* next;   // what is read after them
-  int64_t panel_bytes;
-  int64_t count;
-};
-
-// All tokens of the pass: the weights of the chunk are unpacked once.
+// One block of tokens: the weights of each step are unpacked kLeadSteps before they are multiplied, or are
+// tiles as they stand. `next` is what is read after them.
 template <class Weight, int Panels>
-void multiply_tokens(Product p, const Columns& columns, int64_t num_tokens, Scratch& scratch,
-                     Pending& pending) noexcept {
-  for (int i = 0; i < Panels; ++i)
-    unpack<Weight>(columns.first + i * columns.panel_bytes, columns.next + i * columns.panel_bytes,
-                   columns.count, scratch.weights[i][0]);
-  const std::byte* weights = scratch.weights[0][0];
-  p.rows[0] = p.rows[1] = kTileRows;
-  int64_t m = 0;
-  if (num_tokens >= 2 * kTileRows) configure(p);
-  for (; m + 2 * kTileRows <= num_tokens; m += 2 * kTileRows) {
-    multiply_blocks<Weight, 2, Panels>(p, weights, pending);
-    p.acts += 2 * p.layout.block;
-    for (int panel = 0; panel < Panels; ++panel) p.out[panel] += 2 * kTileRows * p.stride[panel];
-  }
-  if (m == num_tokens) return;
-  p.rows[0] = std::min(kTileRows, num_tokens - m);
-  p.rows[1] = num_tokens - m - p.rows[0];
-  const bool two = p.rows[1] > 0;
-  if (!two) p.rows[1] = kTileRows;  // unused, but a tile may not have 0 rows
-  configure(p);
-  if (two)
-    multiply_blocks<Weight, 2, Panels>(p, weights, pending);
-  else
-    multiply_blocks<Weight, 1, Panels>(p, weights, pending);
-}
-
-// One block of tokens: each step of the weights is unpacked kLeadSteps before it is multiplied.
-template <class Weight, int Panels>
-void multiply_stream(Product p, const Columns& columns, int64_t num_tokens, Scratch& scratch,
-                     Pending& pending) noexcept {
-  constexpr int64_t kStepBytes = kSplitColumns * Weight::kColumnBytes;
-  const int64_t bytes = columns.count * Weight::kColumnBytes;
+void multiply_stream(const Pass& pass, const Product& p, const Steps& steps, const std::byte* packed,
+                     const std::byte* next, Scratch& scratch, Pending& pending) noexcept {
+  const int64_t in = pass.args.shape.in_features;
+  const int64_t panel_bytes = format::panel_bytes(Weight::kFormat, in);
+  const int64_t bytes = p.steps * Weight::kStepBytes;
   const auto unpack_step = [&](int64_t s) noexcept {
-    const int64_t at = s * kStepBytes, ahead = at + kPrefetchBytes;
-    const std::byte* prefetch = ahead < bytes ? columns.first + ahead : columns.next + (ahead - bytes);
-    for (int i = 0; i < Panels; ++i)
-      unpack<Weight>(columns.first + at + i * columns.panel_bytes, prefetch + i * columns.panel_bytes,
-                     std::min(kSplitColumns, columns.count - s * kSplitColumns),
-                     scratch.weights[i][s % kRingSteps]);
+    const int64_t at = s * Weight::kStepBytes, ahead = at + kPrefetchBytes;
+    const std::byte* far = ahead < bytes ? packed + ahead : next + (ahead - bytes);
+    for (int i = 0; i < Panels; ++i) {
+      prefetch(far + i * panel_bytes, Weight::kStepBytes);
+      if constexpr (!Weight::kInPlace)
+        Weight::unpack(packed + at + i * panel_bytes,
+                       std::min(kSplitColumns, in - (steps.first + s) * kSplitColumns),
+                       scratch.weights[i][s % kRingSteps]);
+    }
   };
-  p.rows[0] = num_tokens;
-  p.rows[1] = kTileRows;
-  configure(p);
   for (int64_t s = 0; s < std::min(kLeadSteps, p.steps); ++s) unpack_step(s);
   const int64_t span = sum_steps<Weight>(p);
   const std::byte* acts = p.acts;
@@ -321,64 +305,141 @@ void multiply_stream(Product p, const Columns& columns, int64_t num_tokens, Scra
     begin_sums<Weight, 1, Panels>(p);
     for (int64_t s = begin; s < std::min(begin + span, p.steps); ++s, acts += p.layout.step) {
       if (s + kLeadSteps < p.steps) unpack_step(s + kLeadSteps);
-      multiply_step<1, Panels>(p, acts, scratch.weights[0][s % kRingSteps]);
+      multiply_step<1, Panels>(
+          p, acts, Weight::kInPlace ? packed + s * Weight::kStepBytes : scratch.weights[0][s % kRingSteps]);
     }
     end_sums<Weight, 1, Panels>(p, begin / span, pending);
   }
 }
 
-// Columns k .. k + columns - 1 of the panels `panel` .. panel + Panels - 1.
-template <class Weight, int Panels>
-void multiply_chunk(const GemmArgs& args, const ActTiles& layout, int64_t panel, int64_t k, int64_t columns,
-                    int64_t first_token, int64_t num_tokens, Scratch& scratch, Pending& pending) noexcept {
-  const int64_t panel_bytes = format::panel_bytes(Weight::kFormat, args.shape.in_features);
-  const std::byte* first = args.weight + panel * panel_bytes + k * Weight::kColumnBytes;
-  // What follows: the next panels, or the next columns of the first ones.
-  const std::byte* next = panel + Panels < args.panel_end ? first + Panels * panel_bytes
-                                                          : args.weight + args.panel_begin * panel_bytes +
-                                                                (k + columns) * Weight::kColumnBytes;
-  Product p{layout.first, layout, steps_of(columns), k == 0, {}, {}, {}, {}};
-  for (int i = 0; i < Panels; ++i) {
-    const bool whole = valid_rows(args, panel + i) == kPanelRows;
-    p.stride[i] = whole ? args.out_stride : kPanelRows;
-    p.out[i] = whole ? args.out + first_token * args.out_stride + (panel + i - args.panel_begin) * kPanelRows
-                     : scratch.ragged;
-    if (Weight::kScaled) p.scales[i] = fp8_scales(args, panel + i) + k / format::kFp8Block;
+// Tiles for two blocks of so many tokens; the second may have none.
+void configure(int64_t first, int64_t second) noexcept {
+  const int64_t rows[2] = {first, second > 0 ? second : kTileRows};  // a tile may not have 0 rows
+  TileConfig config;
+  for (int block = 0; block < 2; ++block) {
+    config.set(act_tile(block), rows[block], kTileRowBytes);
+    for (int panel = 0; panel < 2; ++panel) config.set(sum_tile(block, panel), rows[block], kTileRowBytes);
   }
-  const Columns packed{first, next, panel_bytes, columns};
-  if (num_tokens <= kTileRows)
-    multiply_stream<Weight, Panels>(p, packed, num_tokens, scratch, pending);
-  else
-    multiply_tokens<Weight, Panels>(p, packed, num_tokens, scratch, pending);
+  for (int panel = 0; panel < 2; ++panel) config.set(weight_tile(panel), kTileRows, kTileRowBytes);
+  config.load();
+}
+
+// The steps of token block `block` and of panel `panel` of the pass, and what follows each.
+template <class Weight>
+Product product_of(const Pass& pass, const Steps& steps, const ActTiles& layout, int64_t block, int64_t panel,
+                   Scratch& scratch) noexcept {
+  const int64_t panel_bytes = format::panel_bytes(Weight::kFormat, pass.args.shape.in_features);
+  const std::byte* weights = Weight::kInPlace ? packed_step<Weight>(pass, steps.first) + panel * panel_bytes
+                                              : scratch.weights[panel][0];
+  Product p{layout.first + block * layout.block,
+            layout,
+            weights,
+            Weight::kInPlace ? panel_bytes : kChunkSteps * kTileBytes,
+            steps.count,
+            steps.first == 0,
+            scratch.totals[block][panel],
+            {},
+            {pass.block_tokens(block), pass.block_tokens(block + 1)}};
+  if constexpr (Weight::kScaled)
+    for (int64_t i = 0; i < std::min<int64_t>(2, pass.num_panels - panel); ++i)
+      p.scales[i] = fp8_scales(pass.args, pass.first_panel + panel + i) + steps.first / kScaleSteps;
+  return p;
+}
+
+// More tokens than one block, one chunk: its weights are unpacked once.
+template <class Weight>
+void multiply_chunk(const Pass& pass, const Steps& steps, Scratch& scratch, Pending& pending) noexcept {
+  const int64_t in = pass.args.shape.in_features;
+  const int64_t panel_bytes = format::panel_bytes(Weight::kFormat, in);
+  const std::byte* packed = packed_step<Weight>(pass, steps.first);
+  if constexpr (!Weight::kInPlace)
+    for (int64_t i = 0; i < pass.num_panels; ++i)
+      for (int64_t s = 0; s < steps.count; ++s)
+        Weight::unpack(packed + i * panel_bytes + s * Weight::kStepBytes,
+                       std::min(kSplitColumns, in - (steps.first + s) * kSplitColumns),
+                       scratch.weights[i][s]);
+  const ActTiles layout = act_tiles(pass, steps, scratch);
+  // The next chunk is requested bit by bit by the blocks.
+  const int64_t rounds = (pass.blocks() + 1) / 2 * steps.count;
+  const int64_t left = steps_of(in) - steps.first - steps.count;
+  const int64_t lines = std::min(left, steps.count) * Weight::kStepBytes / 64;
+  const int64_t step_bytes = (lines + rounds - 1) / rounds * 64;
+  for (int64_t block = 0; block < pass.blocks(); block += 2) {
+    const bool two = block + 1 < pass.blocks();
+    configure(pass.block_tokens(block), two ? pass.block_tokens(block + 1) : 0);
+    for (int64_t panel = 0; panel < pass.num_panels; panel += 2) {
+      const Product p = product_of<Weight>(pass, steps, layout, block, panel, scratch);
+      const Ahead ahead{
+          packed + panel * panel_bytes + steps.count * (Weight::kStepBytes + block / 2 * step_bytes),
+          panel_bytes, step_bytes};
+      const bool pair = panel + 1 < pass.num_panels;
+      if (two && pair)
+        multiply_blocks<Weight, 2, 2>(p, ahead, pending);
+      else if (two)
+        multiply_blocks<Weight, 2, 1>(p, ahead, pending);
+      else if (pair)
+        multiply_blocks<Weight, 1, 2>(p, ahead, pending);
+      else
+        multiply_blocks<Weight, 1, 1>(p, ahead, pending);
+    }
+  }
+}
+
+// One block of tokens, one chunk.
+template <class Weight>
+void multiply_few(const Pass& pass, const Steps& steps, Scratch& scratch, Pending& pending) noexcept {
+  const int64_t panel_bytes = format::panel_bytes(Weight::kFormat, pass.args.shape.in_features);
+  const std::byte* packed = packed_step<Weight>(pass, steps.first);
+  const ActTiles layout = act_tiles(pass, steps, scratch);
+  configure(pass.num_tokens, 0);
+  for (int64_t panel = 0; panel < pass.num_panels; panel += 2) {
+    const Product p = product_of<Weight>(pass, steps, layout, 0, panel, scratch);
+    // What follows: the next panels, or the next columns of the first ones.
+    const std::byte* first = packed + panel * panel_bytes;
+    const std::byte* next =
+        panel + 2 < pass.num_panels ? first + 2 * panel_bytes : packed + steps.count * Weight::kStepBytes;
+    if (panel + 1 < pass.num_panels)
+      multiply_stream<Weight, 2>(pass, p, steps, first, next, scratch, pending);
+    else
+      multiply_stream<Weight, 1>(pass, p, steps, first, next, scratch, pending);
+  }
+}
+
+void store_totals(const Pass& pass, const Scratch& scratch) noexcept {
+  const GemmArgs& args = pass.args;
+  for (int64_t m = 0; m < pass.num_tokens; ++m) {
+    float* out = args.out + (pass.first_token + m) * args.out_stride +
+                 (pass.first_panel - args.panel_begin) * kPanelRows;
+    for (int64_t i = 0; i < pass.num_panels; ++i)
+      Vec::load(scratch.totals[m / kTileRows][i] + m % kTileRows * kPanelRows)
+          .store_first(out + i * kPanelRows, valid_rows(args, pass.first_panel + i));
+  }
 }
 
 template <class Weight>
-void multiply_pass(const GemmArgs& args, int64_t first_token, int64_t num_tokens, Scratch& scratch) noexcept {
+void multiply_pass(const Pass& pass, Scratch& scratch) noexcept {
   Pending pending{scratch.sums};
-  const int64_t chunk = chunk_columns(num_tokens);
-  for (int64_t k = 0; k < args.shape.in_features; k += chunk) {
-    const int64_t columns = std::min(chunk, args.shape.in_features - k);
-    const ActTiles layout =
-        act_tiles(args.x, first_token, num_tokens, k / kSplitColumns, steps_of(columns), scratch);
-    int64_t panel = args.panel_begin;
-    for (; panel + 2 <= args.panel_end; panel += 2)
-      multiply_chunk<Weight, 2>(args, layout, panel, k, columns, first_token, num_tokens, scratch, pending);
-    if (panel < args.panel_end)
-      multiply_chunk<Weight, 1>(args, layout, panel, k, columns, first_token, num_tokens, scratch, pending);
+  const bool few = pass.num_tokens <= kTileRows;
+  const int64_t width = few ? kBlocksPerPass * kChunkSteps : kChunkSteps;
+  const int64_t all = steps_of(pass.args.shape.in_features);
+  for (int64_t s = 0; s < all; s += width) {
+    const Steps steps{s, std::min(width, all - s)};
+    if (few)
+      multiply_few<Weight>(pass, steps, scratch, pending);
+    else
+      multiply_chunk<Weight>(pass, steps, scratch, pending);
   }
   pending.add();
-  const int64_t last = args.panel_end - 1;
-  const int lanes = valid_rows(args, last);
-  if (lanes == kPanelRows) return;
-  float* out = args.out + first_token * args.out_stride + (last - args.panel_begin) * kPanelRows;
-  for (int64_t m = 0; m < num_tokens; ++m)
-    Vec::load(scratch.ragged + m * kPanelRows).store_first(out + m * args.out_stride, lanes);
+  store_totals(pass, scratch);
 }
 
 template <class Weight>
 void gemm(const GemmArgs& args) noexcept {
   const TileRelease release;
   Scratch scratch;
-  for (int64_t m = 0; m < args.num_tokens; m += kTokensPerPass)
-    multiply_pass<Weight>(args, m, std::min(kTokensPerPass, args.num_tokens - m), scratch);
+  for (int64_t panel = args.panel_begin; panel < args.panel_end; panel += kPanelsPerPass)
+    for (int64_t m = 0; m < args.num_tokens; m += kTokensPerPass)
+      multiply_pass<Weight>({args, m, std::min(kTokensPerPass, args.num_tokens - m), panel,
+                             std::min(kPanelsPerPass, args.panel_end - panel)},
+                            scratch);
 }

@@ -9,6 +9,8 @@
 
 #include <cstdint>
 
+#include "gemm/row_stride.h"
+
 namespace proa::gemm {
 
 inline constexpr int64_t kSplitTerms = 2;
@@ -16,10 +18,8 @@ inline constexpr int64_t kSplitColumns = 32;
 inline constexpr int64_t kSplitTermBytes = 2 * kSplitColumns;
 inline constexpr int64_t kSplitStepBytes = kSplitTerms * kSplitTermBytes;
 
-// An odd number of lines: the rows of a tile should not fall into one set of the L1 cache.
 constexpr int64_t split_row_bytes(int64_t in_features) noexcept {
-  const int64_t bytes = (in_features + kSplitColumns - 1) / kSplitColumns * kSplitStepBytes;
-  return bytes / 64 % 2 == 0 ? bytes + 64 : bytes;
+  return spread_row_bytes((in_features + kSplitColumns - 1) / kSplitColumns * kSplitStepBytes);
 }
 
 }  // namespace proa::gemm

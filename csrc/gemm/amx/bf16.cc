@@ -24,31 +24,13 @@ namespace {
 #include "gemm/avx512/vec.h"
 #include "gemm/split_act-inl.h"
 
-// The two columns of a line, interleaved.
-struct alignas(64) PairOrder {
-  uint16_t word[32];
-};
-
-constexpr PairOrder make_pair_order() {
-  PairOrder order{};
-  for (uint16_t row = 0; row < 16; ++row) {
-    order.word[2 * row] = row;
-    order.word[2 * row + 1] = static_cast<uint16_t>(row + 16);
-  }
-  return order;
-}
-
-constexpr PairOrder kPairOrder = make_pair_order();
-
 struct Bf16 {
   static constexpr auto kFormat = format::WeightFormat::kBf16;
-  static constexpr int64_t kColumnBytes = format::bf16::kColumnBytes;
+  static constexpr int64_t kStepBytes = kSplitColumns * format::bf16::kColumnBytes;
+  static constexpr bool kInPlace = true;
   static constexpr bool kScaled = false;
-
-  static void unpack_line(__m512i line, std::byte* rows) {
-    _mm512_store_si512(rows, _mm512_permutexvar_epi16(_mm512_load_si512(kPairOrder.word), line));
-  }
 };
+static_assert(format::bf16::kStep == kSplitColumns);
 
 const char* reject(const format::Shape&) noexcept { return nullptr; }
 

@@ -28,13 +28,19 @@ namespace {
 
 struct Fp8Block128 {
   static constexpr auto kFormat = format::WeightFormat::kFp8Block128;
-  static constexpr int64_t kColumnBytes = format::fp8_block128::kColumnBytes;
+  static constexpr int64_t kStepBytes = kSplitColumns * format::fp8_block128::kColumnBytes;
+  static constexpr bool kInPlace = false;
   static constexpr bool kScaled = true;
 
-  static void unpack_line(__m512i line, std::byte* rows) {
-    const Fp8Pairs pairs = widen_fp8(line);
-    _mm512_store_si512(rows, pairs.first);
-    _mm512_store_si512(rows + kTileRowBytes, pairs.second);
+  static void unpack(const std::byte* step, int64_t columns, std::byte* tile) {
+    for (int64_t k = 0; k < kSplitColumns; k += 4, step += 64, tile += 2 * kTileRowBytes) {
+      const __mmask64 mask = columns - k >= 4 ? ~uint64_t{0}
+                             : columns <= k   ? 0
+                                              : (uint64_t{1} << 16 * (columns - k)) - 1;
+      const Fp8Pairs pairs = widen_fp8(_mm512_maskz_loadu_epi8(mask, step));
+      _mm512_store_si512(tile, pairs.first);
+      _mm512_store_si512(tile + kTileRowBytes, pairs.second);
+    }
   }
 };
 

@@ -32,13 +32,14 @@ struct Bf16 {
   static constexpr bool kScaled = false;
 
   static void load_line(const std::byte* line, Vec (&columns)[2]) {
-    columns[0] = load(line);
-    columns[1] = load(line + kColumnBytes);
+    const auto* half = reinterpret_cast<const __m256i*>(line);
+    const __m256i low = _mm256_loadu_si256(half), high = _mm256_loadu_si256(half + 1);
+    columns[0] = {first(low), first(high)};
+    columns[1] = {second(low), second(high)};
   }
-  static Vec load(const std::byte* column) { return {load8(column), load8(column + 16)}; }
-  static __m256 load8(const std::byte* column) {
-    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(column));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+  static __m256 first(__m256i pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)); }
+  static __m256 second(__m256i pairs) {
+    return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(-0x10000)));
   }
 };
 

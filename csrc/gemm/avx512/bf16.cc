@@ -34,12 +34,9 @@ struct Bf16 {
   static constexpr bool kScaled = false;
 
   static void load_line(const std::byte* line, Vec (&columns)[2]) {
-    columns[0] = load(line);
-    columns[1] = load(line + kColumnBytes);
-  }
-  static Vec load(const std::byte* column) {
-    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(column));
-    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
+    const __m512i pairs = _mm512_loadu_si512(line);
+    columns[0] = {_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))};
+    columns[1] = {_mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(-0x10000)))};
   }
 };
 
