@@ -132,7 +132,7 @@ def store_gptq(weight: torch.Tensor) -> Tensors:
     words = sum(q[k::8] << (4 * k) for k in range(8)).astype(np.uint32)
     zeros = np.full((scale.shape[1], weight.shape[0] // 8), 0x77777777, np.uint32)
     return {
-        "qweight": torch.from_numpy(words.view(np.int32)),
+        "qweight": torch.from_numpy(words.view(np.int32)).contiguous(),
         "scales": scale.T.contiguous(),
         "qzeros": torch.from_numpy(zeros.view(np.int32)),
         "g_idx": torch.arange(weight.shape[1], dtype=torch.int32) // 32,

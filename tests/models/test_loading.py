@@ -142,6 +142,26 @@ def test_multimodal_wrapper_gives_the_same_bits(edit, make_case):
     assert torch.equal(in_one_forward(wrapped, prompt(1)), expected)
 
 
+@pytest.mark.parametrize("name", ["gate_up_proj", "down_proj"])
+def test_fused_experts_must_be_as_many_as_the_router_knows(edit, name):
+    name = f"model.layers.1.mlp.experts.{name}"
+
+    def duplicate(tensors):
+        tensors[name] = torch.cat([tensors[name], tensors[name][:1]])
+
+    with pytest.raises(CheckpointError, match="8 experts") as caught:
+        edit("qwen3_fused", tensors=duplicate)
+    assert name in str(caught.value)
+
+
+def test_fused_experts_beside_one_of_its_own_are_not_passed_over(edit):
+    def add(tensors):
+        tensors["model.layers.1.mlp.experts.0.extra.weight"] = torch.zeros(2, 2)
+
+    with pytest.raises(CheckpointError, match="1 unexpected"):
+        edit("qwen3_fused", tensors=add)
+
+
 def test_experts_of_two_formats_are_refused(edit):
     def widen(tensors):
         name = "model.layers.1.mlp.experts.2.down_proj.weight"

@@ -141,6 +141,11 @@ VARIANTS = [
     Variant("mixtral_bf16", "mixtral", "bf16", COMMON | {"num_key_value_heads": 2, "num_local_experts": 4}),
     Variant("qwen3_fused", "qwen3_moe", "bf16", QWEN3, fused=True),
     Variant("glm_fused", "glm4_moe", "f32", SIGMOID_MOE | GQA, fused=True),
+    Variant("qwen3_int4_g64", "qwen3_moe", "int4_g64", QWEN3 | WIDE),
+    Variant("kimi_int4_g128_f16", "deepseek_v3", "int4_g128", MLA | WIDE, "kimi_k2"),
+    Variant("mixtral_gptq", "mixtral", "gptq", COMMON | {"num_key_value_heads": 2, "num_local_experts": 4}),
+    Variant("qwen3_nvfp4", "qwen3_moe", "nvfp4", QWEN3),
+    Variant("glm_mxfp4", "glm4_moe", "mxfp4", SIGMOID_MOE | GQA),
     Variant("deepseek_fp8_powers", "deepseek_v3", "fp8_powers", MLA | RAGGED),
 ]
 
