@@ -1,4 +1,4 @@
-"""The extension on CPUs that this machine is not, emulated by qemu-user: it loads, sees what they have, and computes."""
+"""The extension on other CPUs, emulated by qemu-user: it loads, sees what they have, and computes right there."""
 
 from __future__ import annotations
 
