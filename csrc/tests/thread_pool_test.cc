@@ -112,6 +112,21 @@ void idle_workers_sleep_and_wake() {
   CHECK_EQ(runs.load(), 4);
 }
 
+// A second after the last call the pool takes less than 1 % of a CPU (measured: 0), whatever the kind of that
+// call and the number of workers.
+void a_pool_without_work_takes_no_cpu(size_t threads) {
+  ThreadPool pool(cpus(threads)), other(cpus(2));
+  std::atomic<int> runs{0};
+  other.parallel_for(10, 1, [&](int64_t, int64_t, int) { ++runs; });
+  pool.parallel([&](int, int) { ++runs; });
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+  const int64_t before = process_cpu_nanoseconds();
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  CHECK(process_cpu_nanoseconds() - before <
+        1'000'000);  // one thread that polls every millisecond takes more
+  CHECK_EQ(runs.load(), 10 + static_cast<int>(threads));
+}
+
 // Pauses around the length of the spin make workers go to sleep just as work arrives.
 void work_arriving_at_bedtime_is_not_lost() {
   ThreadPool pool(cpus(2));
@@ -169,6 +184,7 @@ int main() {
   shared_calls_wait_for_those_who_came(2, 20000);
   shared_calls_wait_for_those_who_came(5, 2000);
   idle_workers_sleep_and_wake();
+  a_pool_without_work_takes_no_cpu(15);
   work_arriving_at_bedtime_is_not_lost();
   callers_take_turns();
   pools_come_and_go();
