@@ -8,8 +8,10 @@
 #include "format/f32.h"
 #include "format/format_info.h"
 #include "format/fp8_block128.h"
+#include "format/fp8_channel.h"
 #include "format/grouped_formats.h"
 #include "format/int8_g128.h"
+#include "format/mxfp8.h"
 
 namespace proa::format {
 namespace {
@@ -36,8 +38,9 @@ constexpr FormatTable table_of(std::initializer_list<FormatInfo> infos, FormatLi
 }
 
 // A format that is not in the list has its name only.
-constexpr FormatTable kFormats =
-    table_of({f32::kInfo, bf16::kInfo, f16::kInfo, int8_g128::kInfo, fp8_block128::kInfo}, GroupedFormats{});
+constexpr FormatTable kFormats = table_of({f32::kInfo, bf16::kInfo, f16::kInfo, int8_g128::kInfo,
+                                           fp8_block128::kInfo, fp8_channel::kInfo, mxfp8::kInfo},
+                                          GroupedFormats{});
 
 constexpr bool names_agree() noexcept {
   for (size_t i = 0; i < kFormats.size(); ++i)

@@ -41,6 +41,13 @@ float checkpoint_value(WeightFormat weight, const test::CheckpointWeight& source
       const auto* scales = reinterpret_cast<const float*>(source.scales.data());
       return base::fp8_e4m3_to_f32(bytes[i * in + k]) * scales[i / 128 * ((in + 127) / 128) + k / 128];
     }
+    case WeightFormat::kFp8Channel:
+      return base::fp8_e4m3_to_f32(bytes[i * in + k]) *
+             reinterpret_cast<const float*>(source.scales.data())[i];
+    case WeightFormat::kMxFp8: {
+      const auto e = static_cast<int>(source.scales[static_cast<size_t>(i * (in / 32) + k / 32)]);
+      return std::ldexp(base::fp8_e4m3_to_f32(bytes[i * in + k]), e - 127);
+    }
     case WeightFormat::kInt8G128: {
       const auto* scales = reinterpret_cast<const uint16_t*>(source.scales.data());
       return static_cast<float>(static_cast<int8_t>(bytes[i * in + k])) *

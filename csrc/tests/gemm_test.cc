@@ -93,24 +93,61 @@ void extremes() {
     }
 }
 
-// All 256 codes, each alone in its row.
-void fp8_codes() {
-  const format::Shape shape{256, 4};
-  std::vector<uint8_t> codes(256 * 4);
-  for (size_t i = 0; i < 256; ++i) codes[4 * i + i % 4] = static_cast<uint8_t>(i);
-  const test::CheckpointWeight source{shape, test::bytes_of(codes),
-                                      test::bytes_of(std::vector<float>(2, 1.0f))};
-  const test::PackedMemory packed(WeightFormat::kFp8Block128, source);
+// Row i of a weight [256, 32] in an fp8 format: codes[i] at column i % 32, zeros elsewhere.
+test::CheckpointWeight one_code_per_row(WeightFormat weight, const std::vector<uint8_t>& codes,
+                                        const std::vector<std::byte>& scales) {
+  std::vector<uint8_t> data(256 * 32);
+  for (size_t i = 0; i < 256; ++i) data[32 * i + i % 32] = codes[i];
+  test::CheckpointWeight source{{256, 32}, test::bytes_of(data), scales, 1.0f};
+  CHECK(format::format_info(weight).reject(source.shape) == nullptr);
+  return source;
+}
+
+// The outputs of every cell for activations of 1 are `expected`; NaN for NaN.
+void check_rows(WeightFormat weight, const test::CheckpointWeight& source,
+                const std::vector<float>& expected) {
+  const test::PackedMemory packed(weight, source);
   for (const gemm::Kernel* kernel : gemm::all_kernels()) {
-    if (kernel->weight != WeightFormat::kFp8Block128 || !runnable(*kernel)) continue;
+    if (kernel->weight != weight || !runnable(*kernel)) continue;
+    if (kernel->act == gemm::ActFormat::kBf16Terms && weight == WeightFormat::kMxFp8) continue;
     for (int64_t tokens : {1, 3}) {
-      const auto out =
-          multiply(*kernel, {shape, tokens, 0, 16}, packed.bytes(), std::vector<float>(12, 1.0f), {0, 1, 2});
-      for (size_t i = 0; i < 256; ++i) {
-        const float expected = base::fp8_e4m3_to_f32(static_cast<uint8_t>(i));
-        CHECK(std::isnan(expected) ? std::isnan(out[i]) : out[i] == expected);
-      }
+      const std::vector<float> ones(static_cast<size_t>(3 * source.shape.in_features), 1.0f);
+      const auto out = multiply(*kernel, {source.shape, tokens, 0, 16}, packed.bytes(), ones, {0, 1, 2});
+      for (size_t i = 0; i < expected.size(); ++i)
+        CHECK(std::isnan(expected[i]) ? std::isnan(out[i]) : out[i] == expected[i]);
     }
+  }
+}
+
+void fp8_codes() {
+  std::vector<uint8_t> codes;
+  std::vector<float> expected;
+  for (int i = 0; i < 256; ++i) {
+    codes.push_back(static_cast<uint8_t>(i));
+    expected.push_back(base::fp8_e4m3_to_f32(codes.back()));
+  }
+  const auto ones = [](size_t n) { return test::bytes_of(std::vector<float>(n, 1.0f)); };
+  const auto check = [&](WeightFormat weight, const std::vector<std::byte>& scales) {
+    check_rows(weight, one_code_per_row(weight, codes, scales), expected);
+  };
+  check(WeightFormat::kFp8Block128, ones(2));
+  check(WeightFormat::kFp8Channel, ones(256));
+  check(WeightFormat::kMxFp8, std::vector<std::byte>(256, std::byte{127}));
+}
+
+// All 256 scales, times the least, a normal and the largest element: subnormal, infinite and NaN products
+// included.
+void e8m0_scales() {
+  for (uint8_t code : {0x01, 0x38, 0xfe}) {
+    std::vector<std::byte> scales;
+    std::vector<float> expected;
+    for (int i = 0; i < 256; ++i) {
+      scales.push_back(static_cast<std::byte>(i));
+      const double scale = i == 255 ? std::nan("") : std::ldexp(1.0, i - 127);
+      expected.push_back(static_cast<float>(scale * base::fp8_e4m3_to_f32(code)));
+    }
+    check_rows(WeightFormat::kMxFp8,
+               one_code_per_row(WeightFormat::kMxFp8, std::vector<uint8_t>(256, code), scales), expected);
   }
 }
 
@@ -209,6 +246,7 @@ int main() {
   }
   extremes();
   fp8_codes();
+  e8m0_scales();
   silu();
   selection();
   return test::result();

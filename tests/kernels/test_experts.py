@@ -173,7 +173,7 @@ def test_a_dense_mlp_is_one_expert(pool: _C.ThreadPool, experts: Experts) -> Non
 
 def test_attributes(pool: _C.ThreadPool, experts: Experts) -> None:
     layer = experts.load(pool)
-    bits = {"f32": 32, "bf16": 16, "f16": 16, "int4_g32": 4.5, "fp8_block128": 8}
+    bits = {"f32": 32, "bf16": 16, "f16": 16, "int4_g32": 4.5, "fp8_block128": 8, "fp8_channel": 8, "mxfp8": 8.25}
     weights = EXPERTS * HIDDEN * INTERMEDIATE * (2 * bits[experts.format] + bits[experts.down_format]) / 8
     assert layer.num_experts == EXPERTS and layer.kernel.endswith(experts.format)
     panels = EXPERTS * (2 * -(-INTERMEDIATE // 16) + -(-HIDDEN // 16))

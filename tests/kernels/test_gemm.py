@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.kernels.weight_cases import FORMATS, WeightCase, product
+from tests.kernels.weight_cases import FORMATS, WeightCase, column_step, product
 
 from proa.native import _C
 from proa.weights.linear import RawLinear
@@ -30,7 +30,8 @@ def linear(pool: _C.ThreadPool, x: np.ndarray, weight: _C.PackedWeight, **option
 @st.composite
 def shapes(draw: st.DrawFn, fmt: str) -> tuple[int, int, int, int]:
     """(out, in, tokens, seed)."""
-    columns = 32 * draw(st.integers(1, 9)) if fmt == "int4_g32" else draw(st.integers(1, 300))
+    step = column_step(fmt)
+    columns = step * draw(st.integers(1, 300 // step))
     return draw(st.integers(1, 70)), columns, draw(st.integers(1, 40)), draw(st.integers(0, 2**32))
 
 
@@ -146,8 +147,9 @@ def test_heads_linear_is_one_linear_per_head(pool: _C.ThreadPool, fmt: str, toke
 def test_kernel_report_names_the_choice_and_every_reason() -> None:
     for fmt in FORMATS:
         report = _C.kernel_report(fmt, 64, 64)
-        wide, narrow = (["avx512bw"], ["avxvnni"]) if fmt == "int4_g32" else ([], [])
-        amx = ["amx"] if fmt not in ("f32", "f16") else []
+        wide = ["avx512bw"] if fmt not in ("f32", "bf16", "f16") else []
+        narrow = ["avxvnni"] if fmt == "int4_g32" else []
+        amx = ["amx"] if fmt in ("bf16", "int4_g32", "fp8_block128") else []
         assert [row["name"].split(".")[0] for row in report] == [*amx, "avx512", *wide, *narrow, "avx2", "ref"]
         assert sum(row["chosen"] for row in report) == 1
         assert all(row["reason"] for row in report)

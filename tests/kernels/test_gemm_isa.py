@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.kernels.weight_cases import FORMATS
+from tests.kernels.weight_cases import FORMATS, column_step
 
 from proa.native import _C
 
@@ -82,7 +82,8 @@ def digests(workers: dict[str, Worker], case: dict[str, Any]) -> dict[str, str]:
 @given(st.data())
 def test_linear_has_the_same_bits(workers: dict[str, Worker], data: st.DataObject) -> None:
     fmt = data.draw(st.sampled_from(FORMATS))
-    columns = 32 * data.draw(st.integers(1, 9)) if fmt == "int4_g32" else data.draw(st.integers(1, 300))
+    step = column_step(fmt)
+    columns = step * data.draw(st.integers(1, 300 // step))
     case = {
         "op": "linear",
         "format": fmt,

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from proa.native import _C
+from proa.weights.quantize import dequantize, quantize
 
-FORMATS = ("f32", "bf16", "f16", "int4_g32", "fp8_block128")
+FORMATS = ("f32", "bf16", "f16", "int4_g32", "fp8_block128", "fp8_channel", "mxfp8")
 EPS = 2.0**-24  # largest relative error of one float32 rounding
 SPLIT = 2.0**-16  # the same of an activation as the sum of two bf16 terms
 
@@ -56,7 +57,10 @@ class WeightCase:
         if fmt == "f16":
             halves = values.astype(np.float16)
             return cls(fmt, halves.view(np.uint16), None, halves.astype(np.float64))
-        return cls(fmt, values, None, values.astype(np.float64))
+        if fmt == "f32":
+            return cls(fmt, values, None, values.astype(np.float64))
+        raw = quantize(values, fmt)
+        return cls(fmt, raw.data, raw.scales, dequantize(raw).astype(np.float64))
 
     @classmethod
     def _int4(cls, rows: int, columns: int, std: np.float32, rng: np.random.Generator) -> WeightCase:
@@ -72,6 +76,11 @@ class WeightCase:
         scales = rng.uniform(0.5, 2, (-(-rows // 128), -(-columns // 128))).astype(np.float32) * std
         grid = np.kron(scales.astype(np.float64), np.ones((128, 128)))[:rows, :columns]
         return cls("fp8_block128", codes.view(torch.uint8).numpy(), scales, codes.double().numpy() * grid)
+
+
+def column_step(fmt: str) -> int:
+    """in_features has to be a multiple of this."""
+    return 32 if fmt in ("int4_g32", "mxfp8") else 1
 
 
 def to_bf16(values: np.ndarray) -> np.ndarray:

@@ -29,7 +29,7 @@ constexpr int kStreams = 4;
 struct Bf16 {
   static constexpr auto kFormat = format::WeightFormat::kBf16;
   static constexpr int64_t kColumnBytes = format::bf16::kColumnBytes;
-  static constexpr bool kScaled = false;
+  static constexpr Scaling kScaling = Scaling::kInColumns;
 
   static void load_line(const std::byte* line, Vec (&columns)[2]) {
     const auto* half = reinterpret_cast<const __m256i*>(line);
@@ -48,9 +48,9 @@ const char* reject(const format::Shape&) noexcept { return nullptr; }
 }  // namespace
 }  // namespace avx2
 
-const Kernel kAvx2Bf16 = {"avx2.bf16",     cpu::kAvx2Tier,        format::WeightFormat::kBf16,
-                          ActFormat::kF32, avx2::reject,          nullptr,
-                          avx2::silu_mul,  avx2::gemm<avx2::Bf16>};
+const Kernel kAvx2Bf16 = {
+    "avx2.bf16", cpu::kAvx2Tier, format::WeightFormat::kBf16,        ActFormat::kF32, avx2::reject,
+    nullptr,     avx2::silu_mul, avx2::gemm<avx2::Lines<avx2::Bf16>>};
 
 }  // namespace proa::gemm
 

@@ -29,7 +29,7 @@ constexpr int kStreams = 4;
 struct F16 {
   static constexpr auto kFormat = format::WeightFormat::kF16;
   static constexpr int64_t kColumnBytes = format::f16::kColumnBytes;
-  static constexpr bool kScaled = false;
+  static constexpr Scaling kScaling = Scaling::kInColumns;
 
   static void load_line(const std::byte* line, Vec (&columns)[2]) {
     columns[0] = load(line);
@@ -47,9 +47,9 @@ const char* reject(const format::Shape&) noexcept { return nullptr; }
 }  // namespace
 }  // namespace avx2
 
-const Kernel kAvx2F16 = {"avx2.f16",      cpu::kAvx2Tier,       format::WeightFormat::kF16,
-                         ActFormat::kF32, avx2::reject,         nullptr,
-                         avx2::silu_mul,  avx2::gemm<avx2::F16>};
+const Kernel kAvx2F16 = {
+    "avx2.f16", cpu::kAvx2Tier, format::WeightFormat::kF16,        ActFormat::kF32, avx2::reject,
+    nullptr,    avx2::silu_mul, avx2::gemm<avx2::Lines<avx2::F16>>};
 
 }  // namespace proa::gemm
 

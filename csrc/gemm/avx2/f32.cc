@@ -29,7 +29,7 @@ constexpr int kStreams = 4;
 struct F32 {
   static constexpr auto kFormat = format::WeightFormat::kF32;
   static constexpr int64_t kColumnBytes = format::f32::kColumnBytes;
-  static constexpr bool kScaled = false;
+  static constexpr Scaling kScaling = Scaling::kInColumns;
 
   static void load_line(const std::byte* line, Vec (&columns)[1]) {
     columns[0] = Vec::load(reinterpret_cast<const float*>(line));
@@ -41,9 +41,9 @@ const char* reject(const format::Shape&) noexcept { return nullptr; }
 }  // namespace
 }  // namespace avx2
 
-const Kernel kAvx2F32 = {"avx2.f32",      cpu::kAvx2Tier,       format::WeightFormat::kF32,
-                         ActFormat::kF32, avx2::reject,         nullptr,
-                         avx2::silu_mul,  avx2::gemm<avx2::F32>};
+const Kernel kAvx2F32 = {
+    "avx2.f32", cpu::kAvx2Tier, format::WeightFormat::kF32,        ActFormat::kF32, avx2::reject,
+    nullptr,    avx2::silu_mul, avx2::gemm<avx2::Lines<avx2::F32>>};
 
 }  // namespace proa::gemm
 

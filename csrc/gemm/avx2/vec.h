@@ -10,6 +10,14 @@ struct Vec {
     if (lanes == 16) return load(p);
     return {_mm256_maskload_ps(p, mask(lanes)), _mm256_maskload_ps(p + 8, mask(lanes - 8))};
   }
+  // 16 e8m0 scales: base::e8m0_to_f32.
+  static Vec load_e8m0(const std::byte* p) { return {load8_e8m0(p), load8_e8m0(p + 8)}; }
+  static __m256 load8_e8m0(const std::byte* p) {
+    const __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    const __m256i power = _mm256_max_epu32(_mm256_slli_epi32(bytes, 23), _mm256_set1_epi32(0x00400000));
+    const __m256i nan = _mm256_cmpeq_epi32(bytes, _mm256_set1_epi32(255));
+    return _mm256_castsi256_ps(_mm256_or_si256(power, _mm256_and_si256(nan, _mm256_set1_epi32(0x00400000))));
+  }
   void store(float* p) const {
     _mm256_storeu_ps(p, lo);
     _mm256_storeu_ps(p + 8, hi);

@@ -31,7 +31,7 @@ constexpr int kStreams = 4;
 struct Bf16 {
   static constexpr auto kFormat = format::WeightFormat::kBf16;
   static constexpr int64_t kColumnBytes = format::bf16::kColumnBytes;
-  static constexpr bool kScaled = false;
+  static constexpr Scaling kScaling = Scaling::kInColumns;
 
   static void load_line(const std::byte* line, Vec (&columns)[2]) {
     const __m512i pairs = _mm512_loadu_si512(line);
@@ -45,9 +45,14 @@ const char* reject(const format::Shape&) noexcept { return nullptr; }
 }  // namespace
 }  // namespace avx512
 
-const Kernel kAvx512Bf16 = {
-    "avx512.bf16", cpu::kAvx512Tier, format::WeightFormat::kBf16, ActFormat::kF32, avx512::reject,
-    nullptr,       avx512::silu_mul, avx512::gemm<avx512::Bf16>};
+const Kernel kAvx512Bf16 = {"avx512.bf16",
+                            cpu::kAvx512Tier,
+                            format::WeightFormat::kBf16,
+                            ActFormat::kF32,
+                            avx512::reject,
+                            nullptr,
+                            avx512::silu_mul,
+                            avx512::gemm<avx512::Lines<avx512::Bf16>>};
 
 }  // namespace proa::gemm
 

@@ -31,7 +31,7 @@ constexpr int kStreams = 4;
 struct F16 {
   static constexpr auto kFormat = format::WeightFormat::kF16;
   static constexpr int64_t kColumnBytes = format::f16::kColumnBytes;
-  static constexpr bool kScaled = false;
+  static constexpr Scaling kScaling = Scaling::kInColumns;
 
   static void load_line(const std::byte* line, Vec (&columns)[2]) {
     columns[0] = load(line);
@@ -48,9 +48,9 @@ const char* reject(const format::Shape&) noexcept { return nullptr; }
 }  // namespace
 }  // namespace avx512
 
-const Kernel kAvx512F16 = {"avx512.f16",     cpu::kAvx512Tier,         format::WeightFormat::kF16,
-                           ActFormat::kF32,  avx512::reject,           nullptr,
-                           avx512::silu_mul, avx512::gemm<avx512::F16>};
+const Kernel kAvx512F16 = {
+    "avx512.f16",   cpu::kAvx512Tier, format::WeightFormat::kF16, ActFormat::kF32,
+    avx512::reject, nullptr,          avx512::silu_mul,           avx512::gemm<avx512::Lines<avx512::F16>>};
 
 }  // namespace proa::gemm
 

@@ -31,7 +31,7 @@ constexpr int kStreams = 4;
 struct F32 {
   static constexpr auto kFormat = format::WeightFormat::kF32;
   static constexpr int64_t kColumnBytes = format::f32::kColumnBytes;
-  static constexpr bool kScaled = false;
+  static constexpr Scaling kScaling = Scaling::kInColumns;
 
   static void load_line(const std::byte* line, Vec (&columns)[1]) {
     columns[0] = Vec::load(reinterpret_cast<const float*>(line));
@@ -43,9 +43,9 @@ const char* reject(const format::Shape&) noexcept { return nullptr; }
 }  // namespace
 }  // namespace avx512
 
-const Kernel kAvx512F32 = {"avx512.f32",     cpu::kAvx512Tier,         format::WeightFormat::kF32,
-                           ActFormat::kF32,  avx512::reject,           nullptr,
-                           avx512::silu_mul, avx512::gemm<avx512::F32>};
+const Kernel kAvx512F32 = {
+    "avx512.f32",   cpu::kAvx512Tier, format::WeightFormat::kF32, ActFormat::kF32,
+    avx512::reject, nullptr,          avx512::silu_mul,           avx512::gemm<avx512::Lines<avx512::F32>>};
 
 }  // namespace proa::gemm
 
