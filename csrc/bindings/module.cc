@@ -13,6 +13,7 @@ void init_runtime(nb::module_& m);
 void init_ops(nb::module_& m);
 void init_gemm(nb::module_& m);
 void init_moe(nb::module_& m);
+void init_convert(nb::module_& m);
 }  // namespace proa::bindings
 
 NB_MODULE(_C, m) {
@@ -24,4 +25,5 @@ NB_MODULE(_C, m) {
   proa::bindings::init_ops(m);
   proa::bindings::init_gemm(m);
   proa::bindings::init_moe(m);
+  proa::bindings::init_convert(m);
 }

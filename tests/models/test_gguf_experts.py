@@ -21,7 +21,7 @@ from tests.models.variants import VARIANTS, VOCAB
 from proa.core.errors import CheckpointError, ProaError, UnsupportedError
 from proa.engine.config import EngineConfig
 from proa.engine.load import load_checkpoint
-from proa.models import Model, load_model, open_gguf_experts
+from proa.models import Model, load_model, open_experts
 from proa.weights.checkpoint import Checkpoint
 from proa.weights.gguf_blocks import NATIVE, to_linear
 from proa.weights.gguf_types import GGML_TYPES
@@ -129,7 +129,7 @@ def int4_tensors(values: torch.Tensor, blocks: np.ndarray) -> dict[str, torch.Te
 def load(runtime) -> Callable[..., Model]:
     def load(directory: Path, experts: Path | None = None, progress: LoadProgress | None = None) -> Model:
         checkpoint = Checkpoint.open(directory)
-        source = None if experts is None else open_gguf_experts(checkpoint, experts)
+        source = None if experts is None else open_experts(checkpoint, experts)
         options = {"max_tokens": MAX_TOKENS, "max_positions": 256, "progress": progress}
         return load_model(checkpoint, runtime, experts=source, **options)
 
@@ -207,7 +207,7 @@ def test_experts_of_the_directory_are_neither_read_nor_counted(make_case, load, 
 def test_the_memory_plan_is_not_less_than_what_loads(types, make_case, tmp_path):
     source = Source("qwen3", make_case(BY_NAME["qwen3"]).path, types, bf16_scales=True)
     file = write_gguf(tmp_path / "experts.gguf", source.tensors)
-    experts = open_gguf_experts(Checkpoint.open(source.path), file)
+    experts = open_experts(Checkpoint.open(source.path), file)
     sizes = {(layer, p): v.shape for (layer, p), v in expert_values("qwen3", source.path).items()}
     packed = sum(
         experts.linear(linear_name("qwen3", layer, expert, p), shape[1:]).nbytes
@@ -286,7 +286,7 @@ def test_a_gguf_of_another_model_is_refused_before_anything_loads(fault, make_ca
     edit(source.tensors)
     file = write_gguf(tmp_path / "experts.gguf", source.tensors)
     with pytest.raises(error, match=message) as caught:
-        open_gguf_experts(Checkpoint.open(source.path), file)
+        open_experts(Checkpoint.open(source.path), file)
     assert str(file) in str(caught.value)
 
 

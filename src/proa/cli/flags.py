@@ -113,7 +113,7 @@ FLAGS: tuple[Flag, ...] = (
         "engine",
         "expert_path",
         str,
-        "GGUF file, or directory of one GGUF model, to read the routed experts from.",
+        "GGUF file, directory of one GGUF model, or output of `proa convert`, to read the routed experts from.",
         unset="MODEL",
         sglang=("--kt-weight-path",),
     ),

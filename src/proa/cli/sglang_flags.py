@@ -16,6 +16,7 @@ from typing import Any, Literal, NoReturn
 
 from proa.cli.flags import FLAGS, Flag
 from proa.core.errors import ConfigError, UnsupportedError
+from proa.core.expert_directory import is_converted, is_kt_kernel
 
 __all__ = ["FOREIGN", "ForeignFlag", "Launch", "parse"]
 
@@ -186,12 +187,17 @@ def _unknown(argument: str) -> ConfigError:
 
 
 def _expert_source(values: dict[str, Any], notes: list[str]) -> None:
-    """LLAMAFILE, or no method and a path to GGUF: experts come from there; else always from the model directory."""
+    """Experts come from the path for LLAMAFILE, converted experts, and GGUF without a method; else from the model.
+
+    What kt-kernel converted is handed on too: the engine says how to make ours of it.
+    """
     method = str(values.pop("--kt-method", "auto"))
     if method != "auto":
         values["--kt-method"] = method = method.upper()
     path = values.get("--kt-weight-path")
-    if path is not None and method != "LLAMAFILE" and (method != "auto" or not _holds_gguf(Path(path))):
+    if path is None or method == "LLAMAFILE" or is_converted(Path(path)) or is_kt_kernel(Path(path)):
+        return
+    if method != "auto" or not _holds_gguf(Path(path)):
         del values["--kt-weight-path"]
         notes.append("--kt-weight-path: experts are read from the model directory as they are, nothing is converted")
 

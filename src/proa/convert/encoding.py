@@ -43,6 +43,8 @@ def stored_tensors(linear: RawLinear) -> dict[str, tuple[str, np.ndarray]]:
                 "weight_packed": ("I32", np.ascontiguousarray(linear.data).view("<i4")),
                 "weight_scale": ("F16" if halves else "BF16", linear.scales.view(np.float16 if halves else np.uint16)),
             }
+        case _, "int8_g128":
+            return {"weight": ("I8", linear.data), "weight_scale": ("BF16", linear.scales)}
         case _, "fp8_block128":
             return {"weight": ("F8_E4M3", linear.data), "weight_scale_inv": ("F32", linear.scales)}
         case _, "fp8_channel":

@@ -8,6 +8,7 @@ ProaError
 ├── CheckpointError           a model directory that cannot be loaded as it is
 ├── UnsupportedError          a model, format or flag proa does not have
 ├── KernelFaultError          a kernel that computes wrong results on this machine
+├── StorageError              a disk that is full or fails while something is written
 └── ConfigError               a flag or environment variable with a wrong value
 
 Messages read `[where] expected X, got Y. Fix: Z`.
@@ -22,6 +23,7 @@ __all__ = [
     "KernelFaultError",
     "ProaError",
     "QueueFullError",
+    "StorageError",
     "UnavailableError",
     "UnsupportedError",
     "UserError",
@@ -91,3 +93,7 @@ class KernelFaultError(ProaError):
 
 class ConfigError(ProaError):
     """A flag or environment variable with a wrong value."""
+
+
+class StorageError(ProaError):
+    """A disk that is full or fails while something is written."""

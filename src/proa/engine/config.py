@@ -31,7 +31,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     context_length: longest prompt + answer in tokens; refused when the KV cache cannot hold it.
     chunked_prefill_size: most prompt tokens per forward pass; fewer beside decoding sequences on a slow machine.
     memory_fraction: share of the available memory, after weights and a reserve, the KV cache may take when auto.
-    expert_path: GGUF file, or directory of one model, the routed experts are read from; None: `model_path`.
+    expert_path: GGUF, or a converted directory, that the routed experts are read from; None: `model_path`.
     expert_method: what format the experts are in, an error when they are not; auto: any. LLAMAFILE: in GGUF files.
     random_seed: makes requests without a seed reproducible from run to run; None draws from the OS.
     """

@@ -9,7 +9,7 @@ from proa.engine.build import LoadedModel, Report, max_forward_tokens
 from proa.engine.config import EngineConfig
 from proa.engine.kv_plan import plan_kv
 from proa.engine.memory import available_bytes
-from proa.models import check_expert_method, inspect, load_model, open_gguf_experts, packed_bytes
+from proa.models import check_expert_method, inspect, load_model, open_experts, packed_bytes
 from proa.native.runtime import CpuRuntime
 from proa.weights.checkpoint import Checkpoint
 from proa.weights.progress import LoadProgress, LoadStatus
@@ -29,7 +29,7 @@ def load_checkpoint(config: EngineConfig, report: Report) -> LoadedModel:
     """
     checkpoint = Checkpoint.open(config.model_path)
     model_info = inspect(checkpoint)
-    experts = None if config.expert_path is None else open_gguf_experts(checkpoint, config.expert_path)
+    experts = None if config.expert_path is None else open_experts(checkpoint, config.expert_path)
     check_expert_method(checkpoint, config.expert_method, experts)
     plan_for = partial(
         plan_kv,

@@ -13,8 +13,8 @@ from proa.layers.kernel_check import KernelUse
 from proa.native.ops import PackedWeight
 from proa.native.runtime import CpuRuntime
 from proa.weights.checkpoint import Checkpoint
+from proa.weights.expert_source import ExpertSource
 from proa.weights.experts import check_num_experts, expert_linear_tensors, read_expert_linear
-from proa.weights.gguf_experts import GgufExperts
 from proa.weights.linear import RawLinear, linear_tensor_names, read_array, read_linear
 from proa.weights.progress import LoadProgress
 from proa.weights.quantization import FP8_BLOCK
@@ -34,7 +34,7 @@ class ParameterReader:
     checkpoint: Checkpoint
     runtime: CpuRuntime
     progress: LoadProgress
-    experts: GgufExperts | None = None
+    experts: ExpertSource | None = None
     kernel_uses: set[KernelUse] = field(default_factory=set)
     _used: set[str] = field(default_factory=set)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from proa.core.errors import ConfigError
 from proa.models.registry import checkpoint_config, decoder_spec
 from proa.weights.checkpoint import Checkpoint
+from proa.weights.expert_source import ExpertSource
 from proa.weights.experts import read_expert_linear
-from proa.weights.gguf_experts import GgufExperts
 from proa.weights.linear import read_linear
 
 __all__ = ["METHODS", "check_expert_method"]
@@ -31,7 +31,7 @@ METHODS: dict[str, tuple[str, ...] | None] = {
 }
 
 
-def check_expert_method(checkpoint: Checkpoint, method: str, experts: GgufExperts | None = None) -> None:
+def check_expert_method(checkpoint: Checkpoint, method: str, experts: ExpertSource | None = None) -> None:
     """ConfigError when the routed experts are stored in another format than `method` means.
 
     Looks at the first expert, in `experts` where they come from there. CheckpointError when it cannot be read.

@@ -23,7 +23,7 @@ from proa.models.registry import checkpoint_config, decoder_spec
 from proa.moe.traffic import ExpertTraffic
 from proa.native.runtime import CpuRuntime
 from proa.weights.checkpoint import Checkpoint
-from proa.weights.gguf_experts import GgufExperts
+from proa.weights.expert_source import ExpertSource
 from proa.weights.progress import LoadProgress
 
 __all__ = ["Model", "ModelInfo", "inspect", "load_model", "packed_bytes"]
@@ -83,7 +83,7 @@ def inspect(checkpoint: Checkpoint) -> ModelInfo:
     )
 
 
-def packed_bytes(checkpoint: Checkpoint, experts: GgufExperts | None = None) -> int:
+def packed_bytes(checkpoint: Checkpoint, experts: ExpertSource | None = None) -> int:
     """The most that `load_model` takes for weights. Reads headers only.
 
     Kernel layouts have the size of what is stored, but vectors and an embedding in float16 become float32. The
@@ -106,11 +106,11 @@ def load_model(
     max_tokens: int,
     max_positions: int,
     progress: LoadProgress | None = None,
-    experts: GgufExperts | None = None,
+    experts: ExpertSource | None = None,
 ) -> Model:
     """Packs every weight for the CPU, tensor by tensor.
 
-    `experts`: where the routed experts come from instead of `checkpoint`, see `open_gguf_experts`.
+    `experts`: where the routed experts come from instead of `checkpoint`, see `open_experts`.
     `max_tokens`: largest forward; `max_positions`: longest sequence, at most the model's own limit (else ConfigError).
     Raises CheckpointError naming a tensor that is missing, unexpected or of a wrong shape, and KernelFaultError when a
     kernel fails its self-test.
@@ -150,7 +150,7 @@ def _check_kernels(reader: ParameterReader) -> None:
     logger.info("self-test of %s passed in %.0f ms", names, (time.perf_counter() - start) * 1e3)
 
 
-def _ignored(config: ModelConfig, experts: GgufExperts | None) -> Callable[[str], bool]:
+def _ignored(config: ModelConfig, experts: ExpertSource | None) -> Callable[[str], bool]:
     """Tensors a checkpoint may hold that the model does without.
 
     MTP layers, vision, what is derived anyway, and routed experts that come from elsewhere.

@@ -87,6 +87,10 @@ class Checkpoint:
         return self._locations.keys()
 
     @property
+    def files(self) -> Sequence[SafetensorsFile]:
+        return self._files
+
+    @property
     def total_bytes(self) -> int:
         """Bytes of all tensors."""
         return sum(self.nbytes(name) for name in self._locations)

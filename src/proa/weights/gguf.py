@@ -69,6 +69,16 @@ class GgufFile:
         flat = np.frombuffer(self._mapping, np.uint8, entry.nbytes, entry.begin)
         return GgufTensor(name, entry.type, entry.shape, flat.reshape(*entry.shape[:-1], -1))
 
+    @property
+    def nbytes(self) -> int:
+        """Of the whole file."""
+        return len(self._mapping)
+
+    @property
+    def header(self) -> bytes:
+        """Everything before the first tensor's bytes."""
+        return self._mapping[: min((entry.begin for entry in self.entries.values()), default=len(self._mapping))]
+
     def release_pages(self, begin: int, end: int) -> None:
         """Unmap the pages of bytes `[begin, end)`; reading them again faults them in, mostly from the page cache."""
         first = begin - begin % mmap.PAGESIZE

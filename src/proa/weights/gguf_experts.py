@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from proa.core.errors import CheckpointError, UnsupportedError
+from proa.weights.expert_source import ExpertShape
 from proa.weights.gguf import GgufModel
 from proa.weights.gguf_blocks import NATIVE, check_readable, common_format, to_linear
 from proa.weights.linear import RawLinear
 from proa.weights.read_ahead import WINDOW_BYTES, ReadAhead, ReadRange
 
-__all__ = ["ExpertShape", "GgufExperts"]
+__all__ = ["GgufExperts"]
 
 logger = logging.getLogger("proa.weights")
 
@@ -26,19 +27,6 @@ _PROJECTIONS = ("gate", "up", "down")
 _EXPERT_TENSOR = re.compile(
     r"blk\.(?P<layer>[0-9]{1,9})\.ffn_(?P<part>gate|up|down|gate_up)(?P<rest>_exps\..+|\.[0-9]+\..+)"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertShape:
-    """What the model's config.json says of the experts of every layer."""
-
-    num_experts: int
-    hidden: int
-    intermediate: int
-
-    def of(self, projection: str) -> tuple[int, int]:
-        """`(out, in)` of a projection: "gate", "up" or "down"."""
-        return (self.hidden, self.intermediate) if projection == "down" else (self.intermediate, self.hidden)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +99,11 @@ class GgufExperts:
             rows, columns = self._shape.of(item.projection)
             total += rows * columns * (4 if self._may_be_f32(item.layer) else 2)
         return total
+
+    def has_bias(self, name: str) -> bool:
+        """Never: a file with biases is refused when it is opened."""
+        assert name in self._slices
+        return False
 
     def linear(self, name: str, shape: tuple[int, int]) -> RawLinear:
         """The linear `name`, `(out, in)` = `shape`, in the format all of its layer's experts share."""

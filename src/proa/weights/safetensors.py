@@ -66,9 +66,12 @@ class TensorEntry:
 class SafetensorsFile:
     """One mapped file. The arrays it hands out are read-only views of the mapping and keep it alive."""
 
-    def __init__(self, path: Path, mapping: mmap.mmap, entries: dict[str, TensorEntry]) -> None:
+    def __init__(
+        self, path: Path, mapping: mmap.mmap, entries: dict[str, TensorEntry], metadata: dict[str, str]
+    ) -> None:
         self.path = path
         self.entries = entries
+        self.metadata = metadata
         self._mapping = mapping
 
     @classmethod
@@ -87,7 +90,17 @@ class SafetensorsFile:
             raise CheckpointError(where, "a file", "nothing", _REDOWNLOAD) from None
         except (OSError, ValueError) as error:
             raise CheckpointError(where, "a readable file", error) from None
-        return cls(path, mapping, _parse_header(mapping, where))
+        return cls(path, mapping, *_parse_header(mapping, where))
+
+    @property
+    def nbytes(self) -> int:
+        """Of the whole file."""
+        return len(self._mapping)
+
+    @property
+    def header(self) -> bytes:
+        """The header as stored, its size included."""
+        return self._mapping[: 8 + int.from_bytes(self._mapping[:8], "little")]
 
     def array(self, name: str, stored: np.ndarray | None = None) -> np.ndarray:
         """The tensor as a read-only array `[*shape]`, F4 as `[..., n / 2]`; zero copy unless the file misaligns it.
@@ -124,7 +137,7 @@ def check_tensor_name(name: str, where: str) -> None:
         raise CheckpointError(where, f"printable tensor names of at most {MAX_NAME_LENGTH} characters", _short(name))
 
 
-def _parse_header(mapping: mmap.mmap, where: str) -> dict[str, TensorEntry]:
+def _parse_header(mapping: mmap.mmap, where: str) -> tuple[dict[str, TensorEntry], dict[str, str]]:
     header_bytes = int.from_bytes(mapping[:8], "little")
     if header_bytes > MAX_HEADER_BYTES:
         raise CheckpointError(where, f"a header of at most {MAX_HEADER_BYTES} bytes", f"{header_bytes}", _REDOWNLOAD)
@@ -132,16 +145,17 @@ def _parse_header(mapping: mmap.mmap, where: str) -> dict[str, TensorEntry]:
         got = f"{header_bytes} in a file of {len(mapping)} bytes"
         raise CheckpointError(where, "a header size inside the file", got, _REDOWNLOAD)
     header = parse_json_object(mapping[8 : 8 + header_bytes], where)
-    _check_metadata(header.pop("__metadata__", {}), where)
+    metadata = _checked_metadata(header.pop("__metadata__", {}), where)
     data_begin = 8 + header_bytes
     entries = {name: _parse_entry(name, value, data_begin, where) for name, value in header.items()}
     _check_cover(entries, data_begin, len(mapping), where)
-    return entries
+    return entries, metadata
 
 
-def _check_metadata(metadata: Any, where: str) -> None:
+def _checked_metadata(metadata: Any, where: str) -> dict[str, str]:
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise CheckpointError(where, "__metadata__ to map strings to strings", type(metadata).__name__)
+    return metadata
 
 
 def _parse_entry(name: str, value: Any, data_begin: int, where: str) -> TensorEntry:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from proa.weights.stored import fp4, fp8, gptq, int4, plain
+from proa.weights.stored import fp4, fp8, gptq, int4, int8, plain
 from proa.weights.stored.tensors import LinearTensors, Storage
 
 __all__ = ["STORAGES", "LinearTensors", "Storage"]
 
-STORAGES: tuple[Storage, ...] = (gptq.STORAGE, *fp4.STORAGES, int4.STORAGE, *fp8.STORAGES, plain.STORAGE)
+STORAGES: tuple[Storage, ...] = (
+    gptq.STORAGE,
+    *fp4.STORAGES,
+    int4.STORAGE,
+    int8.STORAGE,
+    *fp8.STORAGES,
+    plain.STORAGE,
+)
