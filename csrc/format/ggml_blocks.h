@@ -5,7 +5,7 @@
 // an element means is said at each reader. Bits are numbered from 0; d, m, dmin are fp16; bytes in file
 // order:
 //
-//   Q4_0   d | qs[16]                                    Q2_K   scales[16] | qs[64] | d | dmin
+//   Q4_0, IQ4_NL  d | qs[16]                             Q2_K   scales[16] | qs[64] | d | dmin
 //   Q4_1   d | m | qs[16]                                Q3_K   high[32] | qs[64] | scales[12] | d
 //   Q5_0   d | high[4] | qs[16]                          Q4_K   d | dmin | scales[12] | qs[128]
 //   Q5_1   d | m | high[4] | qs[16]                      Q5_K   d | dmin | scales[12] | high[32] | qs[128]
@@ -119,6 +119,9 @@ struct Q8_0 {
     std::memcpy(block.codes, src + 2, kElements);
   }
 };
+
+// table[code] * d, see kIq4NlCodes
+struct Iq4Nl : Q4_0 {};
 
 // e2m1(code) * 2^(e - 127); e is scales[0].
 struct MxFp4 {

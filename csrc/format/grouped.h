@@ -6,8 +6,8 @@
 //
 //   kFormat, kName
 //   kBits          of a code: 2, 3, 4, 5, 6 or 8
-//   kCodes         what a code stands for: kLinear, the code - kOffset, or kE2m1 (below)
-//   kOffset        the code of the value 0 (0 when there is a minimum)
+//   kCodes         what a code stands for: kLinear, itself, or an entry of a table of 16 (CodeKind)
+//   kOffset        what stands for the value 0 (0 when there is a minimum)
 //   kColumns       of a super-block: 32, 64, 128 or 256
 //   kScaleColumns  that share a scale: 16, 32, 64 or 128, at most kColumns
 //   kScale         how a scale is stored (ScaleKind)
@@ -54,7 +54,7 @@ namespace proa::format {
 
 inline constexpr int64_t kGroup = 32;
 
-enum class CodeKind : uint8_t { kLinear, kE2m1 };
+enum class CodeKind : uint8_t { kLinear, kE2m1, kIq4Nl };
 
 // kSub: an int8 times the fp16 d of the super-block (minimums: minus an uint8 below 128 times its dmin).
 // kSubPair: the same with 4 bits each in one byte, the scale's low and the minimum's high.
@@ -71,6 +71,21 @@ constexpr bool is_wide(ScaleKind kind) noexcept {
 // OCP E2M1: 0 .5 1 1.5 2 3 4 6 and their negatives. As integers from 0 up: twice the value, plus 12.
 inline constexpr int kE2m1Offset = 12;
 inline constexpr uint8_t kE2m1Codes[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+
+// GGML's IQ4_NL: its 16 values (kvalues_iq4nl of ggml-common.h, the same in gguf's quants.py), plus 128.
+inline constexpr int kIq4NlOffset = 128;
+inline constexpr uint8_t kIq4NlCodes[16] = {1,   24,  45,  63,  79,  93,  106, 118,
+                                            129, 141, 153, 166, 181, 197, 217, 241};
+
+// What the codes of 4 bits of F stand for, unless they are linear.
+template <class F>
+inline constexpr const uint8_t* kCodeTable = F::kCodes == CodeKind::kE2m1 ? kE2m1Codes : kIq4NlCodes;
+
+// The largest `dot_code`.
+template <class F>
+inline constexpr int kLargestCode = F::kCodes == CodeKind::kLinear ? (1 << F::kBits) - 1
+                                    : F::kCodes == CodeKind::kE2m1 ? 2 * kE2m1Offset
+                                                                   : 241;
 
 // Sizes of the packed layout.
 template <class F>
@@ -164,7 +179,7 @@ inline int code_of_words(const uint32_t* words, int64_t stride, int64_t c) noexc
 // The unsigned code that integer dot products take.
 template <class F>
 inline int dot_code(int code) noexcept {
-  return F::kCodes == CodeKind::kE2m1 ? kE2m1Codes[code] : code;
+  return F::kCodes == CodeKind::kLinear ? code : kCodeTable<F>[code];
 }
 
 // E2M1 codes are twice the values.
@@ -290,7 +305,7 @@ template <class F>
 inline GroupedRow<F> zero_row() noexcept {
   GroupedRow<F> row;
   uint8_t codes[kGroup];
-  std::fill_n(codes, kGroup, static_cast<uint8_t>(F::kCodes == CodeKind::kE2m1 ? 0 : F::kOffset));
+  std::fill_n(codes, kGroup, static_cast<uint8_t>(F::kCodes == CodeKind::kLinear ? F::kOffset : 0));
   for (auto& words : row.words) words_from_codes<F::kBits>(codes, words);
   return row;
 }

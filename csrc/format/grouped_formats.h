@@ -2,6 +2,7 @@
 #pragma once
 
 #include "format/int4.h"
+#include "format/iq4_nl.h"
 #include "format/mxfp4.h"
 #include "format/q2_k.h"
 #include "format/q3_k.h"
@@ -17,6 +18,7 @@ namespace proa::format {
 template <class... F>
 struct FormatList {};
 
-using GroupedFormats = FormatList<Int4G32, Int4G32F16, MxFp4, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K>;
+using GroupedFormats =
+    FormatList<Int4G32, Int4G32F16, MxFp4, Q4_1, Q5_0, Q5_1, Iq4Nl, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K>;
 
 }  // namespace proa::format

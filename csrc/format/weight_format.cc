@@ -17,10 +17,11 @@ namespace proa::format {
 namespace {
 
 constexpr std::array<std::string_view, kNumFormats> kNames = {
-    "f32",          "bf16",         "f16",           "int4_g32",     "int4_g64",  "int4_g128",
-    "int4_g32_f16", "int4_g64_f16", "int4_g128_f16", "int8_g32_f16", "int8_g128", "fp8_block128",
-    "fp8_channel",  "mxfp8",        "mxfp4",         "nvfp4",        "q4_1",      "q5_0",
-    "q5_1",         "q2_k",         "q3_k",          "q4_k",         "q5_k",      "q6_k"};
+    "f32",       "bf16",         "f16",          "int4_g32",      "int4_g64",
+    "int4_g128", "int4_g32_f16", "int4_g64_f16", "int4_g128_f16", "int8_g32_f16",
+    "int8_g128", "fp8_block128", "fp8_channel",  "mxfp8",         "mxfp4",
+    "nvfp4",     "q4_1",         "q5_0",         "q5_1",          "iq4_nl",
+    "q2_k",      "q3_k",         "q4_k",         "q5_k",          "q6_k"};
 
 using FormatTable = std::array<FormatInfo, kNumFormats>;
 

@@ -39,6 +39,7 @@ enum class WeightFormat : uint8_t {
   kQ4_1,
   kQ5_0,
   kQ5_1,
+  kIq4Nl,
   kQ2K,
   kQ3K,
   kQ4K,

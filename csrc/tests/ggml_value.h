@@ -41,6 +41,12 @@ inline float ggml_value(format::WeightFormat weight, const CheckpointWeight& sou
       return block_value<ggml::Q4_K>(source, i, k, with_sub_minimum);
     case WeightFormat::kQ5K:
       return block_value<ggml::Q5_K>(source, i, k, with_sub_minimum);
+    case WeightFormat::kIq4Nl: {
+      constexpr float kValues[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                     1,    13,   25,  38,  53,  69,  89,  113};
+      return block_value<ggml::Iq4Nl>(source, i, k,
+                                      [&](const auto& b, int64_t e) { return kValues[b.codes[e]] * d(b); });
+    }
     case WeightFormat::kQ5_0:
       return block_value<ggml::Q5_0>(source, i, k,
                                      [&](const auto& b, int64_t e) { return (code(b, e) - 16.0f) * d(b); });

@@ -108,6 +108,8 @@ inline BlockHalves block_halves(format::WeightFormat weight) {
   switch (weight) {
     case WeightFormat::kQ4_1:
       return {20, {0, 2}};
+    case WeightFormat::kIq4Nl:
+      return {18, {0}};
     case WeightFormat::kQ5_0:
       return {22, {0}};
     case WeightFormat::kQ5_1:

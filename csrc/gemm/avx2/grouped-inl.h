@@ -84,9 +84,9 @@ inline void load_quads(const std::byte* group, int half, __m256i (&quads)[8]) no
       quads[j] = _mm256_or_si256(quads[j], _mm256_and_si256(moved, high));
     }
   }
-  if constexpr (F::kCodes == format::CodeKind::kE2m1) {
+  if constexpr (F::kCodes != format::CodeKind::kLinear) {
     const __m256i values =
-        _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(format::kE2m1Codes)));
+        _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(format::kCodeTable<F>)));
 #pragma GCC unroll 8
     for (int j = 0; j < 8; ++j) quads[j] = _mm256_shuffle_epi8(values, quads[j]);
   }

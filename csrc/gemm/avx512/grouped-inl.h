@@ -62,9 +62,9 @@ inline void load_quads(const std::byte* group, __m512i (&quads)[8]) noexcept {
       quads[j] = _mm512_or_si512(quads[j], _mm512_and_si512(moved, high));
     }
   }
-  if constexpr (F::kCodes == format::CodeKind::kE2m1) {
+  if constexpr (F::kCodes != format::CodeKind::kLinear) {
     const __m512i values =
-        _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(format::kE2m1Codes)));
+        _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(format::kCodeTable<F>)));
 #pragma GCC unroll 8
     for (int j = 0; j < 8; ++j) quads[j] = _mm512_shuffle_epi8(values, quads[j]);
   }

@@ -71,6 +71,7 @@ METHODS = {
         _rows("AMXINT4", "int4_g32", 4, 2, 32),
         _rows("Q4_0", "int4_g32_f16", 4, 2, 32),
         _rows("Q8_0", "int8_g32_f16", 8, 2, 32),
+        _blocks("IQ4_NL", 32, 18),
         _blocks("Q4_1", 32, 20),
         _blocks("Q5_0", 32, 22),
         _blocks("Q5_1", 32, 24),

@@ -30,6 +30,7 @@ LAYER_TOLERANCE = 2.4e-2
 # GGUF blocks: type in file -> elements, bytes, offsets of its fp16 fields (gguf's constants.py and quants.py).
 _BLOCKS = {
     "q4_1": (32, 20, (0, 2)),
+    "iq4_nl": (32, 18, (0,)),
     "q5_0": (32, 22, (0,)),
     "q5_1": (32, 24, (0, 2)),
     "q2_k": (256, 84, (80, 82)),
