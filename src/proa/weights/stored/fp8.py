@@ -34,9 +34,9 @@ def _scale_shape(tensors: LinearTensors) -> tuple[int, ...]:
 def _is_mxfp8(tensors: LinearTensors) -> bool:
     if not _matches(tensors) or tensors.dtype(tensors.first(*_SCALE_NAMES)) not in _POWERS:
         return False
-    # A block scale has 128 times fewer rows than the weight; one row alone may be either.
+    # The scales of blocks have 128 times fewer rows than the weight.
     rows = tensors.checkpoint.shape(f"{tensors.prefix}.weight")[:1]
-    return _scale_shape(tensors)[:1] == rows != (1,)
+    return _scale_shape(tensors)[:1] == rows
 
 
 def _is_channel(tensors: LinearTensors) -> bool:
