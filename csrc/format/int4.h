@@ -67,10 +67,11 @@ struct Int4 {
 };
 
 using Int4G32 = Int4<WeightFormat::kInt4G32, 32, ScaleKind::kBf16>;
-using Int4G64 = Int4<WeightFormat::kInt4G64, 64, ScaleKind::kBf16>;
-using Int4G128 = Int4<WeightFormat::kInt4G128, 128, ScaleKind::kBf16>;
-using Int4G32F16 = Int4<WeightFormat::kInt4G32F16, 32, ScaleKind::kF16>;
-using Int4G64F16 = Int4<WeightFormat::kInt4G64F16, 64, ScaleKind::kF16>;
-using Int4G128F16 = Int4<WeightFormat::kInt4G128F16, 128, ScaleKind::kF16>;
+// Two scales in a super-block make it whole cache lines.
+using Int4G64 = Int4<WeightFormat::kInt4G64, 64, ScaleKind::kBf16, 2>;
+using Int4G128 = Int4<WeightFormat::kInt4G128, 128, ScaleKind::kBf16, 2>;
+using Int4G32F16 = Int4<WeightFormat::kInt4G32F16, 32, ScaleKind::kF16, 2>;
+using Int4G64F16 = Int4<WeightFormat::kInt4G64F16, 64, ScaleKind::kF16, 2>;
+using Int4G128F16 = Int4<WeightFormat::kInt4G128F16, 128, ScaleKind::kF16, 2>;
 
 }  // namespace proa::format

@@ -11,6 +11,28 @@ namespace {
 using namespace proa;
 using format::WeightFormat;
 
+int nibble(const test::CheckpointWeight& source, int64_t i, int64_t k) {
+  const auto byte =
+      static_cast<int>(source.data[static_cast<size_t>((i * source.shape.in_features + k) / 2)]);
+  return byte >> (k % 2 * 4) & 0x0f;
+}
+
+float int4_value(const test::CheckpointWeight& source, int64_t i, int64_t k) {
+  return static_cast<float>(nibble(source, i, k) - 8);
+}
+
+float e2m1_value(const test::CheckpointWeight& source, int64_t i, int64_t k) {
+  constexpr float kValues[] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+  const int code = nibble(source, i, k);
+  return code < 8 ? kValues[code] : -kValues[code - 8];
+}
+
+// The 16 bits of the scale of a group of columns.
+uint16_t scale16(const test::CheckpointWeight& source, int64_t i, int64_t k, int64_t group) {
+  const auto* scales = reinterpret_cast<const uint16_t*>(source.scales.data());
+  return scales[i * (source.shape.in_features / group) + k / group];
+}
+
 // The value of element (i, k), straight from the checkpoint bytes.
 float checkpoint_value(WeightFormat weight, const test::CheckpointWeight& source, int64_t i, int64_t k) {
   const auto [out, in] = source.shape;
@@ -25,17 +47,27 @@ float checkpoint_value(WeightFormat weight, const test::CheckpointWeight& source
     case WeightFormat::kF16:
       return base::fp16_to_f32(words[i * in + k]);
     case WeightFormat::kInt4G32:
-    case WeightFormat::kInt4G32F16: {
-      const int u = bytes[i * in / 2 + k / 2] >> (k % 2 * 4) & 0x0f;
-      const uint16_t scale = reinterpret_cast<const uint16_t*>(source.scales.data())[i * (in / 32) + k / 32];
-      return static_cast<float>(u - 8) *
-             (weight == WeightFormat::kInt4G32 ? base::bf16_to_f32(scale) : base::fp16_to_f32(scale));
+      return int4_value(source, i, k) * base::bf16_to_f32(scale16(source, i, k, 32));
+    case WeightFormat::kInt4G64:
+      return int4_value(source, i, k) * base::bf16_to_f32(scale16(source, i, k, 64));
+    case WeightFormat::kInt4G128:
+      return int4_value(source, i, k) * base::bf16_to_f32(scale16(source, i, k, 128));
+    case WeightFormat::kInt4G32F16:
+      return int4_value(source, i, k) * base::fp16_to_f32(scale16(source, i, k, 32));
+    case WeightFormat::kInt4G64F16:
+      return int4_value(source, i, k) * base::fp16_to_f32(scale16(source, i, k, 64));
+    case WeightFormat::kInt4G128F16:
+      return int4_value(source, i, k) * base::fp16_to_f32(scale16(source, i, k, 128));
+    case WeightFormat::kInt8G32F16:
+      return static_cast<float>(static_cast<int8_t>(bytes[i * in + k])) *
+             base::fp16_to_f32(scale16(source, i, k, 32));
+    case WeightFormat::kNvFp4: {
+      const auto scale = static_cast<uint8_t>(source.scales[static_cast<size_t>(i * (in / 16) + k / 16)]);
+      return e2m1_value(source, i, k) * base::fp8_e4m3_to_f32(scale) * source.global_scale;
     }
     case WeightFormat::kMxFp4: {
-      constexpr float kValues[] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
-      const int code = bytes[i * in / 2 + k / 2] >> (k % 2 * 4) & 0x0f;
       const auto e = static_cast<int>(source.scales[static_cast<size_t>(i * (in / 32) + k / 32)]);
-      return std::ldexp(code < 8 ? kValues[code] : -kValues[code - 8], e - 127);
+      return std::ldexp(e2m1_value(source, i, k), e - 127);
     }
     case WeightFormat::kFp8Block128: {
       const auto* scales = reinterpret_cast<const float*>(source.scales.data());
