@@ -147,6 +147,8 @@ VARIANTS = [
     Variant("qwen3_nvfp4", "qwen3_moe", "nvfp4", QWEN3),
     Variant("glm_mxfp4", "glm4_moe", "mxfp4", SIGMOID_MOE | GQA),
     Variant("deepseek_fp8_powers", "deepseek_v3", "fp8_powers", MLA | RAGGED),
+    Variant("glm_fp8_channel", "glm4_moe", "fp8_channel", SIGMOID_MOE | GQA | RAGGED),
+    Variant("mixtral_mxfp8", "mixtral", "mxfp8", COMMON | {"num_key_value_heads": 2, "num_local_experts": 4}),
 ]
 
 
