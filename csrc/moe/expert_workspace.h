@@ -34,7 +34,7 @@ inline constexpr int64_t kMaxGatheredBytes = int64_t{256} << 20;
 // activation (1.25 for int8 activations, 4 for two bf16 terms, and 4 for floats, where x takes nothing) a
 // layer needs at most
 //   B * max_tokens * hidden + B * P * intermediate                               x and the intermediate
-//   + max(128 n P, min(8 MiB * n, 4 P * (hidden + 32 n)))                        results of down tiles
+//   + max(128 n P, min(8 MiB * n, 4 P * min(256 n, hidden + 32 n)))   results of down tiles
 //   + min(256 MiB, 4 P * hidden)                                                 two bf16 terms only:
 //   gathered x
 // bytes: 50 MB for the experts of Kimi K2 (hidden 7168, intermediate 2048, top-8, int4) at 528 tokens and 8

@@ -5,6 +5,7 @@ using format::kGroup;
 
 // 16 totals, 8 unpacked words, the scales and temporaries of the 32 registers.
 constexpr int kTokens = 16;
+// Into the L2 cache: more lines can be on their way there than to the L1 cache.
 constexpr int64_t kPrefetchBytes = 4096;
 
 // `dot` plus, for each of 16 rows, the u8 quads first .. first + count - 1 times the int8 quads at q.
@@ -187,11 +188,11 @@ void multiply_panel(const std::byte* panel, int64_t in_features, const Quantized
     // Panels follow each other, so past the end of this one is the start of the next.
     const auto* ahead = reinterpret_cast<const char*>(super) + kPrefetchBytes;
     for (int64_t byte = groups * Layout::kGroupBytes; byte < Layout::super_bytes(groups); byte += 64)
-      _mm_prefetch(ahead + byte, _MM_HINT_T0);
+      _mm_prefetch(ahead + byte, _MM_HINT_T1);
     for (int64_t i = 0; i < groups; ++i) {
 #pragma GCC unroll 8
       for (int line = 0; line < F::kBits; ++line)
-        _mm_prefetch(ahead + i * Layout::kGroupBytes + 64 * line, _MM_HINT_T0);
+        _mm_prefetch(ahead + i * Layout::kGroupBytes + 64 * line, _MM_HINT_T1);
       __m512i quads[8];
       load_quads<F>(super + i * Layout::kGroupBytes, quads);
       multiply_group<F, M>(quads, scales, i, g + i, x, total);
