@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from proa.core.errors import CheckpointError, UnsupportedError
+from proa.native import _C
 from proa.weights.expert_source import ExpertShape
 from proa.weights.gguf import GgufModel
 from proa.weights.gguf_blocks import NATIVE, check_readable, common_format, to_linear
@@ -67,7 +68,6 @@ class GgufExperts:
             for expert in range(shape.num_experts)
             for projection in _PROJECTIONS
         }
-        self._formats: dict[int, str] = {}
         self._logged: set[tuple[str, str]] = set()
         self._read_ahead: ReadAhead | None = None
         # Copied experts whose pages are still mapped: first and last + 1 by tensor.
@@ -93,12 +93,11 @@ class GgufExperts:
 
     @property
     def max_packed_bytes(self) -> int:
-        """The most that all experts can take once loaded: no weights are read, so no repack counts as exact."""
-        total = 0
-        for item in self._slices.values():
-            rows, columns = self._shape.of(item.projection)
-            total += rows * columns * (4 if self._may_be_f32(item.layer) else 2)
-        return total
+        """What all experts take once loaded. Reads no weights."""
+        return sum(
+            _C.packed_bytes(self._format(item.layer, item.projection), *self._shape.of(item.projection))
+            for item in self._slices.values()
+        )
 
     def has_bias(self, name: str) -> bool:
         """Never: a file with biases is refused when it is opened."""
@@ -106,7 +105,7 @@ class GgufExperts:
         return False
 
     def linear(self, name: str, shape: tuple[int, int]) -> RawLinear:
-        """The linear `name`, `(out, in)` = `shape`, in the format all of its layer's experts share."""
+        """The linear `name`, `(out, in)` = `shape`, in its own format or the one that gate and up have to share."""
         item = self._slices[name]
         tensor = self._model.entry(_tensor(item.layer, item.projection))
         if shape != self._shape.of(item.projection):
@@ -115,7 +114,9 @@ class GgufExperts:
         read = None if self._read_ahead is None else self._read_ahead.view(name)
         if read is not None:
             blocks = read.reshape(blocks.shape)
-        return to_linear(tensor.type, blocks, self._format(item.layer))
+        weight_format = self._format(item.layer, item.projection)
+        self._log(tensor.type.name, weight_format)
+        return to_linear(tensor.type, blocks, weight_format)
 
     def packed(self, name: str) -> int:
         """The linear `name` is copied, its pages may leave this process: returns the stored bytes it had."""
@@ -161,14 +162,10 @@ class GgufExperts:
         blocks: np.ndarray = self._model.tensor(_tensor(item.layer, item.projection)).data[item.expert]
         return blocks
 
-    def _format(self, layer: int) -> str:
-        if layer not in self._formats:
-            tensors = [self._model.tensor(_tensor(layer, projection)) for projection in _PROJECTIONS]
-            chosen = common_format((tensor.type, tensor.data) for tensor in tensors)
-            self._formats[layer] = chosen
-            for name in sorted({tensor.type.name for tensor in tensors}):
-                self._log(name, chosen)
-        return self._formats[layer]
+    def _format(self, layer: int, projection: str) -> str:
+        """Gate and up of a layer are multiplied together and need one format; down has its own."""
+        shared = ("down",) if projection == "down" else ("gate", "up")
+        return common_format(self._model.entry(_tensor(layer, name)).type for name in shared)
 
     def _log(self, type_name: str, weight_format: str) -> None:
         if (type_name, weight_format) in self._logged:
@@ -178,19 +175,15 @@ class GgufExperts:
         if native is not None and native.format == weight_format:
             how = "exactly"
         elif weight_format == "f32":
-            how = "dequantized, as another tensor of the layer is float32 or float16"
+            how = "dequantized, as gate and up of a layer are of two types, one of them float32 or float16"
         elif native is not None:
-            how = f"rounded: {native.format} cannot hold every layer of it exactly"
+            how = "rounded, as gate and up of a layer are of two types"
         else:
             how = "rounded: it has no kernel of its own yet"
         count = self._types[type_name]
         logger.info(
             "%s: experts in %s (%d tensors) load as %s, %s", self._model.path, type_name, count, weight_format, how
         )
-
-    def _may_be_f32(self, layer: int) -> bool:
-        types = {self._model.entry(_tensor(layer, projection)).type.name for projection in _PROJECTIONS}
-        return any(name in NATIVE and NATIVE[name].format == "f32" for name in types)
 
     def _check_tensor(self, layer: int, projection: str) -> None:
         name = _tensor(layer, projection)
