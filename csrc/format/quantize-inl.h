@@ -34,11 +34,12 @@ void decode_int4(const uint8_t* src, const uint16_t* scales, int64_t n, float* d
   }
 }
 
-// e4m3 magnitude bits shifted into a float are the value times 2^-120, subnormals included.
+// e4m3 magnitude bits shifted into a float are the value times 2^-120, subnormals included. Choices are made
+// on integers: the vectorizer takes no branch around floats.
 inline float decode_e4m3(uint32_t code) {
-  const uint32_t sign = (code & 0x80u) << 24;
-  const float value = std::bit_cast<float>(sign | (code & 0x7fu) << 20) * 0x1p120f;
-  return (code & 0x7fu) == 0x7fu ? std::bit_cast<float>(sign | 0x7fc00000u) : value;
+  const float value = std::bit_cast<float>((code & 0x7fu) << 20) * 0x1p120f;
+  const uint32_t nan = (code & 0x7fu) == 0x7fu ? 0x7fc00000u : 0u;
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(value) | nan | (code & 0x80u) << 24);
 }
 
 void decode_fp8(const uint8_t* src, const float* scales, int64_t n, float* dst) {
@@ -52,20 +53,25 @@ void decode_fp8(const uint8_t* src, const float* scales, int64_t n, float* dst) 
 // Eight partial sums in a fixed order, so that every machine reports the same error.
 void add_error(const float* values, const float* restored, int64_t n, QuantizeError& error) {
   constexpr int kLanes = 8;
-  double squared_error[kLanes] = {}, squared_norm[kLanes] = {};
-  int32_t largest = 0;
+  using Floats [[gnu::vector_size(4 * kLanes)]] = float;
+  using Doubles [[gnu::vector_size(8 * kLanes)]] = double;
+  Doubles squared_error = {}, squared_norm = {};
   const int64_t whole = n / kLanes * kLanes;
-  for (int64_t i = 0; i < whole; i += kLanes)
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const float difference = values[i + lane] - restored[i + lane];
-      squared_error[lane] += static_cast<double>(difference) * difference;
-      squared_norm[lane] += static_cast<double>(values[i + lane]) * values[i + lane];
-    }
-  for (int64_t i = whole; i < n; ++i) {
-    const float difference = values[i] - restored[i];
-    squared_error[0] += static_cast<double>(difference) * difference;
-    squared_norm[0] += static_cast<double>(values[i]) * values[i];
+  for (int64_t i = 0; i < whole; i += kLanes) {
+    Floats value, other;
+    std::memcpy(&value, values + i, sizeof(value));
+    std::memcpy(&other, restored + i, sizeof(other));
+    const auto difference = __builtin_convertvector(value - other, Doubles);
+    const auto wide = __builtin_convertvector(value, Doubles);
+    squared_error += difference * difference;
+    squared_norm += wide * wide;
   }
+  for (int64_t i = whole; i < n; ++i) {
+    const double difference = values[i] - restored[i], wide = values[i];
+    squared_error[i - whole] += difference * difference;
+    squared_norm[i - whole] += wide * wide;
+  }
+  int32_t largest = 0;
   for (int64_t i = 0; i < n; ++i)
     largest = std::max(largest, static_cast<int32_t>(magnitude_bits(values[i] - restored[i])));
   for (int lane = 0; lane < kLanes; ++lane) {
@@ -125,22 +131,25 @@ void encode_int8(const float* values, int64_t n, int8_t* data, uint16_t* scales,
   }
 }
 
-// |x| <= 448 to e4m3, ties to even. Normal numbers round their 20 low fraction bits away; below 2^-6 the step
-// is 2^-9, which is the last bit of 2^14.
-inline uint32_t encode_e4m3(float x) {
-  const uint32_t bits = magnitude_bits(x);
-  const uint32_t normal = ((bits + 0x7ffffu + ((bits >> 20) & 1u)) >> 20) - (120u << 3);
-  const uint32_t subnormal = std::bit_cast<uint32_t>(std::bit_cast<float>(bits) + 0x1p14f) & 0xffu;
-  return (bits < 0x3c800000u ? subnormal : normal) | (std::bit_cast<uint32_t>(x) >> 24 & 0x80u);
-}
-
-// One row of one block.
+// One row of one block, n <= 128, to e4m3: saturated at 448, ties to even. Normal numbers round their 20 low
+// fraction bits away; below 2^-6 the step is 2^-9, which is the last bit of 2^14.
 void encode_fp8(const float* values, int64_t n, float scale, uint8_t* data, float* restored) {
+  float scaled[kFp8Block], subnormal[kFp8Block];
+  uint32_t codes[kFp8Block];
   for (int64_t i = 0; i < n; ++i) {
-    const uint32_t code = encode_e4m3(clamp(values[i] / scale, -kE4m3Max, kE4m3Max));
-    data[i] = static_cast<uint8_t>(code);
-    restored[i] = decode_e4m3(code) * scale;
+    scaled[i] = values[i] / scale;
+    const auto bits = static_cast<int32_t>(magnitude_bits(scaled[i]));
+    codes[i] = static_cast<uint32_t>(std::min(bits, std::bit_cast<int32_t>(kE4m3Max)));
+    subnormal[i] = std::bit_cast<float>(codes[i]) + 0x1p14f;
   }
+  for (int64_t i = 0; i < n; ++i) {
+    const uint32_t bits = codes[i];
+    const uint32_t normal = ((bits + 0x7ffffu + ((bits >> 20) & 1u)) >> 20) - (120u << 3);
+    const uint32_t code = bits < 0x3c800000u ? std::bit_cast<uint32_t>(subnormal[i]) & 0xffu : normal;
+    codes[i] = code | (std::bit_cast<uint32_t>(scaled[i]) >> 24 & 0x80u);
+    data[i] = static_cast<uint8_t>(codes[i]);
+  }
+  for (int64_t i = 0; i < n; ++i) restored[i] = decode_e4m3(codes[i]) * scale;
 }
 
 void decode_row(const QuantizeJob& job, int64_t row, float* dst) {
