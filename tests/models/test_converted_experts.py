@@ -8,11 +8,14 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.models.conftest import MAX_TOKENS
 from tests.models.paging import Pager
+from tests.models.test_gguf_experts import Source, linear_name, write_gguf
 from tests.models.variants import VARIANTS, VOCAB
 
 from proa.convert.experts import Conversion
@@ -297,18 +300,26 @@ def test_the_engine_serves_them(converted):
         load_checkpoint(EngineConfig.from_json(config.to_json().replace(b"AMXINT8", b"AMXINT4")), lambda *_: None)
 
 
-def test_gguf_experts_are_converted(make_case, logits, tmp_path):
-    """Through the very source that serves GGUF: Q8_0 is read as serving reads it, then quantized."""
-    from tests.models.test_gguf_experts import Source, write_gguf
-
+@pytest.mark.parametrize("types", ["Q4_0", "Q8_0", "F16", {"gate": "Q4_0", "up": "Q5_1", "down": "MXFP4"}], ids=str)
+def test_gguf_experts_are_converted(make_case, logits, tmp_path, types):
     path = make_case(BY_NAME["qwen3"]).path
-    file = write_gguf(tmp_path / "experts.gguf", Source("qwen3", path, "Q4_0").tensors)
-    Conversion(path, "BF16", tmp_path / "out", experts=file).run()
-    checkpoint = Checkpoint.open(path)
-    gguf_experts, ours = open_experts(checkpoint, file), open_experts(checkpoint, tmp_path / "out")
-    layout = expert_layout(checkpoint)
-    for layer in layout.prefixes:
-        for name, shape in layout.linears(layer):
-            expected = quantize(dequantize(gguf_experts.linear(name, shape)), "bf16")
-            assert ours.linear(name, shape).data.tobytes() == expected.data.tobytes()
-    assert logits(path, tmp_path / "out").isfinite().all()
+    source = Source("qwen3", path, types)
+    file = write_gguf(tmp_path / "experts.gguf", source.tensors)
+    for method in ("AMXINT8", "AMXINT4"):
+        output = tmp_path / method
+        Conversion(path, method, output, experts=file).run()
+        ours = open_experts(Checkpoint.open(path), output)
+        for tensor, (blocks, type_name) in source.tensors.items():
+            layer, projection = int(tensor.split(".")[1]), tensor.split("_")[1]
+            values = gguf.dequantize(blocks, gguf.GGMLQuantizationType[type_name]).astype(np.float32)
+            for expert, exact in enumerate(values):
+                found = dequantize(ours.linear(linear_name("qwen3", layer, expert, projection), exact.shape))
+                # Half a step of the group's largest, and what bf16 makes of the scale: 2^-9 of it. AMXINT4 keeps the
+                # integers of Q4_0, whose largest is 8.
+                step = 2.0**-9 + (0.5 / 127 if method == "AMXINT8" else 0.5 / 7.5)
+                # Types that share a layer may be read as bf16: 2^-9 once more.
+                bound = np.abs(exact).max() * (step + 2.0**-9) + 1e-30
+                assert np.abs(found - exact).max() <= bound
+                if types == "Q4_0" and method == "AMXINT4":
+                    assert np.abs(found - exact).max() <= np.abs(exact).max() * 2.0**-8
+        assert logits(path, output).isfinite().all()

@@ -9,9 +9,12 @@ import numpy as np
 
 from proa.core.errors import CheckpointError, UnsupportedError
 from proa.native import _C
+from proa.weights import gguf_blocks
 from proa.weights.bfloat16 import bf16_from_f32, f32_from_bf16
 from proa.weights.formats import ROW_FORMATS
-from proa.weights.quantize import dequantize
+from proa.weights.gguf_blocks import NATIVE
+from proa.weights.gguf_types import GGML_TYPES
+from proa.weights.quantize import dequantize, pack_nibbles
 from proa.weights.raw_linear import RawLinear
 
 __all__ = ["EXACT", "QuantizationError", "check_width", "empty_linear", "requantize"]
@@ -56,15 +59,17 @@ def requantize(linear: RawLinear, to: str, where: str) -> tuple[RawLinear, Quant
     CheckpointError for weights that are not finite, UnsupportedError for a width the format does not take.
     """
     check_width(linear.in_features, to, where)
-    if linear.layout == "rows" and linear.format == to:
+    if linear.layout == "ggml":
+        linear = _rows_of_blocks(linear, where)
+    if linear.format == to:
         return linear, EXACT
-    if linear.layout == "rows" and ROW_FORMATS[linear.format].element == "int4":
+    if ROW_FORMATS[linear.format].element == "int4":
         regrouped, error = _regroup(linear)
         if to == "int4_g32":
             return regrouped, error
         if error == EXACT:
             linear = regrouped
-    if linear.layout != "rows" or linear.format not in _NATIVE_SOURCES:
+    if linear.format not in _NATIVE_SOURCES:
         values = np.ascontiguousarray(dequantize(linear), np.float32)
         linear = RawLinear("f32", linear.out_features, linear.in_features, values, None, bias=linear.bias)
     return _quantize(linear, to, where)
@@ -88,6 +93,28 @@ def empty_linear(to: str, shape: tuple[int, int], *, bias: bool) -> RawLinear:
         scales = np.empty(row_format.scale_shape(*shape), scale_type)
     data = np.empty((out_features, columns), _DATA_TYPES[row_format.element])
     return RawLinear(to, *shape, data, scales, bias=np.empty(out_features, np.float32) if bias else None)
+
+
+def _rows_of_blocks(linear: RawLinear, where: str) -> RawLinear:
+    """GGUF blocks as rows: Q4_0 keeps its integers, other types become their values. UnsupportedError without gguf."""
+    if linear.format == "int4_g32_f16":
+        return _rows_of_q4_0(linear)
+    types = {GGML_TYPES[number].name: GGML_TYPES[number] for number in GGML_TYPES}
+    name = next(name for name, native in NATIVE.items() if native.format == linear.format)
+    try:
+        values = gguf_blocks.dequantize(types[name], linear.data)
+    except ImportError:
+        fix = "pip install gguf"
+        raise UnsupportedError(where, f"the gguf package, to convert {name}", "none installed", fix) from None
+    return RawLinear("f32", linear.out_features, linear.in_features, values, None, bias=linear.bias)
+
+
+def _rows_of_q4_0(linear: RawLinear) -> RawLinear:
+    """Blocks of an fp16 scale and 16 bytes, with elements 0..15 in their low nibbles and 16..31 in the high ones."""
+    blocks = linear.data.reshape(linear.out_features, -1, 18)
+    codes = np.concatenate([blocks[:, :, 2:] & 15, blocks[:, :, 2:] >> 4], axis=2).reshape(linear.out_features, -1)
+    scales = np.ascontiguousarray(blocks[:, :, :2]).view("<u2")[:, :, 0]
+    return replace(linear, data=pack_nibbles(codes), scales=scales, layout="rows")
 
 
 def _quantize(linear: RawLinear, to: str, where: str) -> tuple[RawLinear, QuantizationError]:
