@@ -13,6 +13,9 @@
 namespace proa::moe {
 namespace {
 
+// What a tile of down costs beside its rows, in rows: from the rates of tiles of 32 to 256 rows.
+constexpr int64_t kFewTokensOverhead = 2;
+constexpr int64_t kManyTokensOverhead = 32;
 // Results of one down tile per thread, when the largest batch allows.
 constexpr int64_t kResultBytes = 8 << 20;
 // Quantizing or copying less than this is done by the caller: a fork would take longer.
@@ -186,12 +189,14 @@ void ExpertLayer::gate_up_item(const Lease& scratch, int node, const GateUpItem&
   }
 }
 
-// Few tokens: tiles small enough for several items per thread. Many: as large as equal shares of the threads
-// allow, as every tile reads the intermediate of all pairs.
+// Few tokens: several tiles per thread, so that one that is late can be made up for. Many: every tile reads
+// the intermediate of all pairs.
 int64_t ExpertLayer::down_tile_rows(int node, int64_t pairs, int64_t experts) const noexcept {
   const int64_t rows = weights_.down_rows(node).count, threads = workspace_.pool().threads_of(node);
-  const int64_t share = pairs < kManyTokens * experts ? kItemsPerThread * threads : threads;
-  return even_tile(ceil_div(rows, share), kMaxTileRows, kTileStep);
+  if (pairs >= kManyTokens * experts)
+    return balanced_tile(rows, threads, kMaxTileRows, kTileStep, kManyTokensOverhead);
+  return balanced_tile(rows, threads, std::min(kMaxTileRows, rows / (kItemsPerThread * threads)), kTileStep,
+                       kFewTokensOverhead);
 }
 
 void ExpertLayer::run_down(const Lease& scratch, const Batch& batch) const noexcept {

@@ -6,6 +6,7 @@
 
 #include "gemm/linear.h"
 #include "moe/gate_up_plan.h"
+#include "ops/kernels.h"
 #include "tests/check.h"
 #include "tests/random_weight.h"
 
@@ -71,7 +72,7 @@ struct Fixture {
       const auto e = static_cast<size_t>(ids[slot]);
       auto product = linear(gate[e], token);
       const auto other = linear(up[e], token);
-      layer.config().gate_up_kernel->silu_mul(product.data(), other.data(), product.data(), kIntermediate);
+      ops::op_kernels().activate({}, product.data(), other.data(), kIntermediate, product.data());
       const auto result = linear(down[e], product);
       for (size_t r = 0; r < kHidden; ++r) sum[r] += weights[slot] * result[r];
     }
