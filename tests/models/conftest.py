@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,9 +25,10 @@ transformers.logging.disable_progress_bar()
 MAX_TOKENS = 64
 
 
-def splits_activations() -> bool:
-    """Whether bf16 and fp8 weights meet activations of two bf16 terms here (docs/decisions/0002-amx-cells.md)."""
-    return any(cell["chosen"] and cell["name"].startswith("amx.") for cell in _C.kernel_report("bf16", 64, 64))
+def splits_activations(formats: Sequence[str] = ("bf16",)) -> bool:
+    """Whether weights of one of these meet activations of two bf16 terms here (docs/decisions/0002-amx-cells.md)."""
+    cells = [cell for name in formats for cell in _C.kernel_report(name, 64, 64)]
+    return any(cell["chosen"] and cell["name"].startswith("amx.") for cell in cells)
 
 
 @dataclass

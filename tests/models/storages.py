@@ -27,8 +27,9 @@ IGNORE = ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", r"re:.*mlp\.(g
 class Storage:
     """`store`: float32 [out, in] -> tensors; `value`: tensors -> float32 [out, in], exact or rounded once.
 
-    `quantizes(name)` picks the weights it stores; the rest has the type `trunk`. `int8_activations`: what proa's
-    kernels of the format round activations to.
+    `quantizes(name)` picks the weights it stores; the rest has the type `trunk`. `int8_activations`,
+    `int16_activations`: what proa's kernels of the format round the activations of a group to. `float_formats`:
+    those of the checkpoint whose activations are floats of 24 bits or, in AMX tiles, two terms of 8.
     """
 
     quantization: dict[str, Any] | None = None
@@ -37,6 +38,8 @@ class Storage:
     trunk: torch.dtype = torch.bfloat16
     experts_only: bool = True
     int8_activations: bool = False
+    int16_activations: bool = False
+    float_formats: tuple[str, ...] = ("bf16",)
 
     def quantizes(self, name: str) -> bool:
         if self.store is None:
@@ -116,6 +119,12 @@ def mxfp8_value(tensors: Tensors) -> torch.Tensor:
     return tensors["weight"].float() * scale.repeat_interleave(32, 1)
 
 
+def int8_value(tensors: Tensors) -> torch.Tensor:
+    """The last group of a row may be cut short."""
+    weight = tensors["weight"].float()
+    return weight * tensors["weight_scale"].float().repeat_interleave(128, 1)[:, : weight.shape[1]]
+
+
 def nvfp4_value(tensors: Tensors) -> torch.Tensor:
     """e2m1 * e4m3 * weight_scale_2; the elements by table (OCP microscaling formats, 2023)."""
     table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
@@ -181,14 +190,16 @@ GPTQ = {
     "desc_act": False,
     "checkpoint_format": "gptq",
 }
-F32 = {"trunk": torch.float32}
+F32 = {"trunk": torch.float32, "float_formats": ()}
 
 STORAGES: dict[str, Storage] = {
     "f32": Storage(**F32),
     "bf16": Storage(),
     "int4": Storage(compressed_tensors("int4_g32"), store_int4, int4_value, int8_activations=True),
-    "fp8": Storage(FP8, store_fp8_block, fp8_block_value, experts_only=False),
-    "fp8_powers": Storage(FP8 | {"scale_fmt": "ue8m0"}, store_fp8_powers, fp8_block_value, **F32),
+    "fp8": Storage(FP8, store_fp8_block, fp8_block_value, experts_only=False, float_formats=("bf16", "fp8_block128")),
+    "fp8_powers": Storage(
+        FP8 | {"scale_fmt": "ue8m0"}, store_fp8_powers, fp8_block_value, torch.float32, float_formats=("fp8_block128",)
+    ),
     "int4_g64": Storage(
         compressed_tensors("int4_g64"),
         stored_by_proa("int4_g64"),
@@ -222,7 +233,15 @@ STORAGES: dict[str, Storage] = {
         compressed_tensors("fp8_channel"),
         stored_by_proa("fp8_channel"),
         decompressed("float-quantized", channel_args()),
-        **F32,
+        trunk=torch.float32,
+        float_formats=("fp8_channel",),
     ),
-    "mxfp8": Storage(encoding.quantization_config("mxfp8", IGNORE), stored_by_proa("mxfp8"), mxfp8_value, **F32),
+    "int8": Storage(None, stored_by_proa("int8_g128"), int8_value, int16_activations=True, **F32),
+    "mxfp8": Storage(
+        encoding.quantization_config("mxfp8", IGNORE),
+        stored_by_proa("mxfp8"),
+        mxfp8_value,
+        torch.float32,
+        float_formats=("mxfp8",),
+    ),
 }

@@ -21,6 +21,7 @@ STORED_AS = {
     "int4_g32_f16": {"RAWINT4", "GPTQ_INT4"},
     "int4_g64_f16": {"RAWINT4", "GPTQ_INT4"},
     "int4_g128_f16": {"RAWINT4", "GPTQ_INT4"},
+    "int8_g128": {"AMXINT8"},
     "fp8_block128": {"FP8"},
     "fp8_channel": {"FP8_PERCHANNEL"},
     "mxfp8": {"MXFP8"},

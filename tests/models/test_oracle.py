@@ -41,6 +41,15 @@ def int8_round_trip(x):
     return ((groups / d.where(d > 0, 1.0)).round() * d).flatten(-2)
 
 
+def int16_round_trip(x):
+    """Per token and 128 columns, the last of which may be fewer: d = absmax / 32512, v = round half to even(x / d)."""
+    parts = []
+    for group in x.split(128, -1):
+        d = group.abs().amax(-1, keepdim=True) / 32512
+        parts.append((group / d.where(d > 0, 1.0)).round() * d)
+    return torch.cat(parts, -1)
+
+
 def two_bf16_terms(x):
     """The sum of the two bf16 numbers that proa's AMX cells take for x (docs/decisions/0002-amx-cells.md)."""
     high = x.bfloat16().to(x.dtype)
@@ -77,11 +86,14 @@ def with_split_activations(model):
 
 
 def rounding_noise(case, ids, exact):
-    """What rounding does to the logits: float32's and, where kernels of this machine have it, that of two terms."""
+    """What rounding does to the logits: float32's, and that of activations to int16 or two terms where kernels do."""
     noise = (reference_logits(case.reference, ids) - exact).abs().max().item()
-    if case.variant.storage != "f32" and splits_activations():
+    if splits_activations(STORAGES[case.variant.storage].float_formats):
         split = reference_logits(with_split_activations(copy.deepcopy(case.reference).double()), ids)
         noise += (split - exact).abs().max().item()
+    if STORAGES[case.variant.storage].int16_activations:
+        rounded = with_rounded_expert_inputs(copy.deepcopy(case.reference).double(), int16_round_trip)
+        noise += (reference_logits(rounded, ids) - exact).abs().max().item()
     return noise
 
 
@@ -104,7 +116,7 @@ def test_logits_equal_transformers_with_int8_activations(variant, make_case):
     changes its int8 value with probability 2 * 127 nu, by one step. The rounding error of int8 has a variance of 1/12
     step, so flips amount to sqrt(12 * 254 nu) of the effect of all int8 rounding.
     """
-    if STORAGES[variant.storage].trunk != torch.float32 and splits_activations():
+    if splits_activations(STORAGES[variant.storage].float_formats):
         pytest.skip("two terms in the trunk flip too many int8 roundings; int4 itself has the same bits as avx512")
     case = make_case(variant)
     ids = tokens()

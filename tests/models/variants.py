@@ -148,6 +148,7 @@ VARIANTS = [
     Variant("glm_mxfp4", "glm4_moe", "mxfp4", SIGMOID_MOE | GQA),
     Variant("deepseek_fp8_powers", "deepseek_v3", "fp8_powers", MLA | RAGGED),
     Variant("glm_fp8_channel", "glm4_moe", "fp8_channel", SIGMOID_MOE | GQA | RAGGED),
+    Variant("glm_int8", "glm4_moe", "int8", SIGMOID_MOE | GQA | {"hidden_size": 160, "moe_intermediate_size": 96}),
     Variant("mixtral_mxfp8", "mixtral", "mxfp8", COMMON | {"num_key_value_heads": 2, "num_local_experts": 4}),
 ]
 

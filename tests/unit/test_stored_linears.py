@@ -163,6 +163,14 @@ def gptq(group: int, zero: int = 7, index: bool = True, columns: int = IN) -> Ca
     return Case(f"int4_g{group}_f16", tensors, torch.from_numpy(exact))
 
 
+def int8_groups() -> Case:
+    """proa's own AMXINT8."""
+    weight = random_bytes(OUT, IN).view(I8)
+    scale = random_scales(OUT, 2).bfloat16()
+    exact = weight.double() * scale.double().repeat_interleave(128, 1)
+    return Case("int8_g128", {"weight": weight, "weight_scale": scale}, exact)
+
+
 BF16, F16, F32, U8, I8 = torch.bfloat16, torch.float16, torch.float32, torch.uint8, torch.int8
 E8M0, FP4 = torch.float8_e8m0fnu, torch.float4_e2m1fn_x2
 
@@ -190,6 +198,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "mxfp8 MiniMax-M3": lambda: mxfp8("weight_scale_inv", U8),
     "mxfp8 compressed": lambda: mxfp8("weight_scale", U8),
     "mxfp8 e8m0": lambda: mxfp8("weight_scale_inv", E8M0),
+    "int8 g128": int8_groups,
     "gptq g32": lambda: gptq(32),
     "gptq g128 v2": lambda: gptq(128, zero=8),
     "gptq g64, no index": lambda: gptq(64, index=False),
@@ -301,6 +310,8 @@ FAULTS: dict[str, Callable[[], tuple[Tensors, str, str, str]]] = {
         changed("fp8 channel", weight_scale=torch.ones(OUT - 1)), "p.weight_scale", "[160]", "[159]"),
     "one scale": lambda: (changed("fp8 channel", weight_scale=torch.tensor(1.0)), "p.weight_scale", "[160]", "[]"),
     "channel nan": lambda: (poisoned("fp8 channel", "weight_scale", NAN), "p.weight_scale", "finite", "inf or NaN"),
+    "int8 scales": lambda: (
+        changed("int8 g128", weight_scale=torch.ones(OUT, 1).bfloat16()), "p.weight_scale", "[160, 2]", "[160, 1]"),
     "mxfp8 columns": lambda: (
         changed("mxfp8 MiniMax-M3", weight_scale_inv=random_e8m0(OUT, 2)),
         "p.weight_scale_inv", "[160, 8]", "[160, 2]"),

@@ -13,13 +13,8 @@ from proa.weights.quantize import quantize
 
 __all__ = ["FORMATS", "encode", "quantization_config", "stored_tensors"]
 
-# Those with a public way of storing: the int8 formats have none.
-FORMATS = (
-    "bf16",
-    "f32",
-    "f16",
-    *(name for name, row in ROW_FORMATS.items() if not row.plain and row.element != "int8"),
-)
+# int8_g32_f16 is left out: only GGUF files have it.
+FORMATS = ("bf16", "f32", "f16", *(n for n, row in ROW_FORMATS.items() if not row.plain and n != "int8_g32_f16"))
 
 _PLAIN_DTYPES = {"f32": "F32", "bf16": "BF16", "f16": "F16"}
 _IGNORE_KEYS = {"compressed-tensors": "ignore", "modelopt": "ignore"}
@@ -31,7 +26,7 @@ def encode(weight: np.ndarray, to: str) -> RawLinear:
 
 
 def stored_tensors(linear: RawLinear) -> dict[str, tuple[str, np.ndarray]]:
-    """The tensors of a linear as published checkpoints store its format: suffix -> (safetensors type, values)."""
+    """The tensors of a linear as checkpoints store its format: suffix -> (safetensors type, values)."""
     if linear.scales is None:
         data = linear.data.view(np.float16) if linear.format == "f16" else linear.data
         return {"weight": (_PLAIN_DTYPES[linear.format], data)}
@@ -72,7 +67,7 @@ def quantization_config(to: str, ignore: Sequence[str]) -> dict[str, Any] | None
 
 def _quantization(to: str) -> dict[str, Any] | None:
     row_format = ROW_FORMATS[to]
-    if row_format.plain:
+    if row_format.plain or to == "int8_g128":  # no quant_method means int8_g128, which is proa's own
         return None
     if row_format.element == "int4":
         weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": row_format.group}
