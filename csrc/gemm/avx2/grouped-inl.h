@@ -199,17 +199,20 @@ void multiply_panel(const std::byte* panel, int64_t in_features, const Quantized
   for (int64_t g = 0; g < all_groups; g += Layout::kGroups) {
     const int64_t groups =
         Layout::kGroups == 1 || all_groups - g >= Layout::kGroups ? Layout::kGroups : all_groups - g;
+    const SuperScales<F> scales[2] = {{super, groups, 0}, {super, groups, 1}};
     // Panels follow each other, so past the end of this one is the start of the next.
     const auto* ahead = reinterpret_cast<const char*>(super) + kPrefetchBytes;
-    for (int64_t byte = 0; byte < Layout::super_bytes(groups); byte += 64)
+    for (int64_t byte = groups * Layout::kGroupBytes; byte < Layout::super_bytes(groups); byte += 64)
       _mm_prefetch(ahead + byte, _MM_HINT_T0);
+    for (int64_t i = 0; i < groups; ++i) {
+#pragma GCC unroll 8
+      for (int line = 0; line < F::kBits; ++line)
+        _mm_prefetch(ahead + i * Layout::kGroupBytes + 64 * line, _MM_HINT_T0);
 #pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-      const SuperScales<F> scales(super, groups, half);
-      for (int64_t i = 0; i < groups; ++i) {
+      for (int half = 0; half < 2; ++half) {
         __m256i quads[8];
         load_quads<F>(super + i * Layout::kGroupBytes, half, quads);
-        multiply_group<F, M>(quads, scales, i, g + i, x, total[half]);
+        multiply_group<F, M>(quads, scales[half], i, g + i, x, total[half]);
       }
     }
     super += Layout::super_bytes(groups);
