@@ -11,6 +11,9 @@ from proa.core.errors import CheckpointError
 __all__ = ["parse_json_object", "read_json_object"]
 
 MAX_JSON_FILE_BYTES = 256 << 20
+# Values of three bytes each would take 30 times the memory of the file. A trillion-parameter checkpoint whose tensors
+# all lie in one file has about 1.5 million commas in its header.
+MAX_JSON_COMMAS = 8_000_000
 
 
 def read_json_object(path: Path, max_bytes: int = MAX_JSON_FILE_BYTES) -> dict[str, Any]:
@@ -30,7 +33,9 @@ def read_json_object(path: Path, max_bytes: int = MAX_JSON_FILE_BYTES) -> dict[s
 
 
 def parse_json_object(raw: bytes, where: str) -> dict[str, Any]:
-    """Parse UTF-8 JSON whose top level is an object; duplicate keys, NaN and very deep nesting are refused."""
+    """Parse UTF-8 JSON whose top level is an object. Duplicate keys, NaN, deep nesting and too many values are refused."""
+    if raw.count(b",") > MAX_JSON_COMMAS:
+        raise CheckpointError(where, f"JSON of at most {MAX_JSON_COMMAS} values", "more")
     try:
         value = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
