@@ -33,7 +33,7 @@ def read_json_object(path: Path, max_bytes: int = MAX_JSON_FILE_BYTES) -> dict[s
 
 
 def parse_json_object(raw: bytes, where: str) -> dict[str, Any]:
-    """Parse UTF-8 JSON whose top level is an object. Duplicate keys, NaN, deep nesting and too many values are refused."""
+    """Parse UTF-8 JSON with an object at its top. Duplicate keys, NaN, deep nesting and too many values are refused."""
     if raw.count(b",") > MAX_JSON_COMMAS:
         raise CheckpointError(where, f"JSON of at most {MAX_JSON_COMMAS} values", "more")
     try:
