@@ -10,12 +10,13 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from tests.kernels.ggml_blocks import BLOCK_TYPES, plain_blocks, values_of
+from tests.kernels.ggml_blocks import BLOCK_TYPES, HALVES, TYPES, plain_blocks, values_of
 from tests.models.conftest import MAX_TOKENS
 from tests.models.paging import Pager
 from tests.models.test_gguf_experts import write_gguf
 from tests.models.variants import COMMON, GQA, VOCAB, Variant
 
+from proa.core.errors import CheckpointError
 from proa.models import load_model, open_experts
 from proa.native import _C
 from proa.weights.checkpoint import Checkpoint
@@ -135,6 +136,26 @@ def test_a_layer_is_as_accurate_as_its_activations_allow(types, activations, dir
         exact = exact_layer(x.astype(np.float64), ids, weights, values)
         assert np.linalg.norm(out - exact) <= MAX_ERROR[activations] * np.linalg.norm(exact)
         assert (out * exact).sum() >= MIN_COSINE * np.linalg.norm(out) * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("name", BLOCK_TYPES)
+def test_a_scale_that_is_not_finite_is_named(name, directory, tmp_path):
+    """Every fp16 number of a block, inf and NaN; the NaN of E8M0."""
+    tensors = {key: item for layer in range(3) for key, item in tensors_of(layer, dict.fromkeys(SHAPES, name)).items()}
+    blocks = tensors["blk.2.ffn_down_exps.weight"][0]
+    block = INTERMEDIATE // TYPES[name].block_elements - 1
+    place = block * TYPES[name].block_bytes
+    patches = [(at, bits) for at in HALVES.get(name, (0,)) for bits in (b"\x00\x7c", b"\x00\xfc", b"\x01\x7e")]
+    for at, bits in patches or [(0, b"\xff")]:
+        before = blocks[5, 100].copy()
+        blocks[5, 100, place + at : place + at + len(bits)] = np.frombuffer(bits, np.uint8)
+        file = write_gguf(tmp_path / "experts.gguf", tensors)
+        experts = open_experts(Checkpoint.open(directory), file)
+        experts.linear("model.layers.2.mlp.experts.4.down_proj", SHAPES["down"])
+        with pytest.raises(CheckpointError, match=rf"expert 5, row 100, block {block}\.") as caught:
+            experts.linear("model.layers.2.mlp.experts.5.down_proj", SHAPES["down"])
+        assert f"{file}: blk.2.ffn_down_exps.weight" in str(caught.value)
+        blocks[5, 100] = before
 
 
 def test_layers_of_different_types_are_one_model(directory, runtime, tmp_path):

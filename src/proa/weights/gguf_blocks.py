@@ -17,33 +17,39 @@ from proa.weights.bfloat16 import bf16_from_f32, f32_from_bf16
 from proa.weights.gguf_types import GgmlType
 from proa.weights.linear import RawLinear
 
-__all__ = ["NATIVE", "NativeFormat", "check_readable", "common_format", "dequantize", "to_linear"]
+__all__ = ["NATIVE", "NativeFormat", "check_readable", "common_format", "dequantize", "first_bad_scale", "to_linear"]
+
+_E8M0_NAN = 255
 
 
 @dataclass(frozen=True, slots=True)
 class NativeFormat:
-    """`format` holds all numbers of a GGML type: as rows of `dtype`, or as its blocks (None)."""
+    """`format` holds all numbers of a GGML type: as rows of `dtype`, or as its blocks (None).
+
+    `halves`: where the fp16 numbers of a block stand, in bytes.
+    """
 
     format: str
     dtype: str | None = None
+    halves: tuple[int, ...] = ()
 
 
 NATIVE: dict[str, NativeFormat] = {
     "F32": NativeFormat("f32", "<f4"),
     "F16": NativeFormat("f16", "<u2"),
     "BF16": NativeFormat("bf16", "<u2"),
-    "Q4_0": NativeFormat("int4_g32_f16"),
-    "Q4_1": NativeFormat("q4_1"),
-    "Q5_0": NativeFormat("q5_0"),
-    "Q5_1": NativeFormat("q5_1"),
-    "Q8_0": NativeFormat("int8_g32_f16"),
-    "Q2_K": NativeFormat("q2_k"),
-    "Q3_K": NativeFormat("q3_k"),
-    "Q4_K": NativeFormat("q4_k"),
-    "Q5_K": NativeFormat("q5_k"),
-    "Q6_K": NativeFormat("q6_k"),
+    "Q4_0": NativeFormat("int4_g32_f16", halves=(0,)),
+    "Q4_1": NativeFormat("q4_1", halves=(0, 2)),
+    "Q5_0": NativeFormat("q5_0", halves=(0,)),
+    "Q5_1": NativeFormat("q5_1", halves=(0, 2)),
+    "Q8_0": NativeFormat("int8_g32_f16", halves=(0,)),
+    "Q2_K": NativeFormat("q2_k", halves=(80, 82)),
+    "Q3_K": NativeFormat("q3_k", halves=(108,)),
+    "Q4_K": NativeFormat("q4_k", halves=(0, 2)),
+    "Q5_K": NativeFormat("q5_k", halves=(0, 2)),
+    "Q6_K": NativeFormat("q6_k", halves=(208,)),
     "MXFP4": NativeFormat("mxfp4"),
-    "IQ4_NL": NativeFormat("iq4_nl"),
+    "IQ4_NL": NativeFormat("iq4_nl", halves=(0,)),
 }
 
 
@@ -76,6 +82,26 @@ def to_linear(ggml_type: GgmlType, blocks: np.ndarray, weight_format: str) -> Ra
         values = dequantize(ggml_type, blocks)
         data = values if weight_format == "f32" else bf16_from_f32(values)
     return RawLinear(weight_format, out_features, in_features, data, None)
+
+
+def first_bad_scale(ggml_type: GgmlType, blocks: np.ndarray) -> tuple[int, int] | None:
+    """Row and block of the first scale that is inf or NaN in blocks uint8 `[out, row bytes]`; None: there is none.
+
+    Only for types with kernels of their own; floats and what is dequantized are not looked through.
+    """
+    native = NATIVE.get(ggml_type.name)
+    if native is None or native.dtype is not None:
+        return None
+    each = blocks.reshape(-1, ggml_type.block_bytes)
+    if ggml_type.name == "MXFP4":
+        bad = each[:, 0] == _E8M0_NAN
+    else:
+        numbers = [each[:, at : at + 2].view("<u2")[:, 0] for at in native.halves]
+        bad = np.logical_or.reduce([(bits & 0x7C00) == 0x7C00 for bits in numbers])
+    if not bad.any():
+        return None
+    row, block = divmod(int(np.argmax(bad)), blocks.shape[1] // ggml_type.block_bytes)
+    return row, block
 
 
 def dequantize(ggml_type: GgmlType, blocks: np.ndarray) -> np.ndarray:

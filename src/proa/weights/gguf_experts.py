@@ -15,7 +15,7 @@ from proa.core.errors import CheckpointError, UnsupportedError
 from proa.native import _C
 from proa.weights.expert_source import ExpertShape
 from proa.weights.gguf import GgufModel
-from proa.weights.gguf_blocks import NATIVE, check_readable, common_format, to_linear
+from proa.weights.gguf_blocks import NATIVE, check_readable, common_format, first_bad_scale, to_linear
 from proa.weights.linear import RawLinear
 from proa.weights.read_ahead import WINDOW_BYTES, ReadAhead, ReadRange
 
@@ -114,6 +114,9 @@ class GgufExperts:
         read = None if self._read_ahead is None else self._read_ahead.view(name)
         if read is not None:
             blocks = read.reshape(blocks.shape)
+        if (bad := first_bad_scale(tensor.type, blocks)) is not None:
+            got = f"inf or NaN in expert {item.expert}, row {bad[0]}, block {bad[1]}"
+            raise CheckpointError(self._model.where(tensor.name), "finite scales", got, "download the file again")
         weight_format = self._format(item.layer, item.projection)
         self._log(tensor.type.name, weight_format)
         return to_linear(tensor.type, blocks, weight_format)
