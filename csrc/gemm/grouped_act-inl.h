@@ -1,8 +1,9 @@
 // The loops over panels and tokens of the cells of grouped formats, written once. Include inside an ISA's
-// target region and namespace, after kTokens,
+// target region and namespace, after
+//   template <class F> constexpr int kTokens                     the most tokens of one multiply_panel
 //   void quantize_group(const float* x, int8_t* q, float* scale, int32_t (&halves)[2])   one group; the sums
 //                                                                          of q of columns 0 .. 15, 16 .. 31
-//   template <class F, int M> multiply_panel   which multiplies one panel with M tokens.
+//   template <class F, int M> multiply_panel                     multiplies one panel with M tokens
 
 template <class F>
 void quantize(const float* x, int64_t first, int64_t count, int64_t in_features, std::byte* row) noexcept {
@@ -22,23 +23,25 @@ constexpr std::array<PanelFn, sizeof...(M)> panel_table(std::integer_sequence<in
 }
 
 // Tokens whose rows stay in the L2 cache while the panels pass by.
-inline int64_t tokens_per_pass(int64_t row_bytes) noexcept {
+template <class F>
+int64_t tokens_per_pass(int64_t in_features) noexcept {
   constexpr int64_t kPassBytes = 384 * 1024;
-  const int64_t tokens = kPassBytes / row_bytes / kTokens * kTokens;
-  return tokens < kTokens ? kTokens : tokens;
+  const int64_t row_bytes = quantized_row_bytes(in_features, format::GroupedLayout<F>::kHalves);
+  const int64_t tokens = kPassBytes / row_bytes / kTokens<F> * kTokens<F>;
+  return tokens < kTokens<F> ? kTokens<F> : tokens;
 }
 
 template <class F>
 void multiply_tokens(const GemmArgs& args, int64_t panel, int64_t first, int64_t end) noexcept {
-  static constexpr auto kPanelFns = panel_table<F>(std::make_integer_sequence<int, kTokens>{});
+  static constexpr auto kPanelFns = panel_table<F>(std::make_integer_sequence<int, kTokens<F>>{});
   const int64_t in = args.shape.in_features;
   const std::byte* weight =
       args.weight + panel * (format::ceil_div(format::GroupedLayout<F>::panel_bytes(in), 64) * 64);
   const int lanes = valid_rows(args, panel);
   float* out = args.out + (panel - args.panel_begin) * format::kPanelRows;
-  for (int64_t m = first; m < end; m += kTokens) {
-    QuantizedRow x[kTokens];
-    const int64_t count = end - m < kTokens ? end - m : kTokens;
+  for (int64_t m = first; m < end; m += kTokens<F>) {
+    QuantizedRow x[kTokens<F>];
+    const int64_t count = end - m < kTokens<F> ? end - m : kTokens<F>;
     for (int64_t i = 0; i < count; ++i) x[i] = quantized_row(args.x.row(m + i), in);
     kPanelFns[static_cast<size_t>(count - 1)](weight, in, x, out + m * args.out_stride, args.out_stride,
                                               lanes);
@@ -47,8 +50,7 @@ void multiply_tokens(const GemmArgs& args, int64_t panel, int64_t first, int64_t
 
 template <class F>
 void gemm(const GemmArgs& args) noexcept {
-  const int64_t step =
-      tokens_per_pass(quantized_row_bytes(args.shape.in_features, format::GroupedLayout<F>::kHalves));
+  const int64_t step = tokens_per_pass<F>(args.shape.in_features);
   for (int64_t first = 0; first < args.num_tokens; first += step) {
     const int64_t end = args.num_tokens - first < step ? args.num_tokens : first + step;
     for (int64_t panel = args.panel_begin; panel < args.panel_end; ++panel)

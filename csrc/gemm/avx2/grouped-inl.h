@@ -3,7 +3,8 @@
 
 using format::kGroup;
 
-constexpr int kTokens = 4;
+template <class F>
+inline constexpr int kTokens = 4;
 constexpr int64_t kPrefetchBytes = 4096;
 
 // `dot` plus, for each of 8 rows, the u8 quads first .. first + count - 1 times the int8 quads at q.

@@ -3,9 +3,11 @@
 
 using format::kGroup;
 
-// 16 totals, 8 unpacked words, the scales and temporaries of the 32 registers.
-constexpr int kTokens = 16;
-// Into the L2 cache: more lines can be on their way there than to the L1 cache.
+// At 16: the totals, 8 quads, the scale and temporaries of the 32 registers. Formats with more scales or
+// minimums have less room; and 16 are 16 functions, so others that are no one's first choice do with 8.
+template <class F>
+inline constexpr int kTokens =
+    F::kBits == 4 && F::kScaleColumns >= kGroup && !F::kMinimum ? kMostTokens : kMostTokens / 2;
 constexpr int64_t kPrefetchBytes = 4096;
 
 // `dot` plus, for each of 16 rows, the u8 quads first .. first + count - 1 times the int8 quads at q.
@@ -188,11 +190,11 @@ void multiply_panel(const std::byte* panel, int64_t in_features, const Quantized
     // Panels follow each other, so past the end of this one is the start of the next.
     const auto* ahead = reinterpret_cast<const char*>(super) + kPrefetchBytes;
     for (int64_t byte = groups * Layout::kGroupBytes; byte < Layout::super_bytes(groups); byte += 64)
-      _mm_prefetch(ahead + byte, _MM_HINT_T1);
+      _mm_prefetch(ahead + byte, _MM_HINT_T0);
     for (int64_t i = 0; i < groups; ++i) {
 #pragma GCC unroll 8
       for (int line = 0; line < F::kBits; ++line)
-        _mm_prefetch(ahead + i * Layout::kGroupBytes + 64 * line, _MM_HINT_T1);
+        _mm_prefetch(ahead + i * Layout::kGroupBytes + 64 * line, _MM_HINT_T0);
       __m512i quads[8];
       load_quads<F>(super + i * Layout::kGroupBytes, quads);
       multiply_group<F, M>(quads, scales, i, g + i, x, total);

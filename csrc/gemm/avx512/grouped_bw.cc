@@ -24,6 +24,8 @@ namespace {
 #include "gemm/exp-inl.h"
 #include "gemm/silu-inl.h"
 
+constexpr int kMostTokens = 8;
+
 struct Bytes {
   using Reg = __m512i;
   static Reg zero() { return _mm512_setzero_si512(); }

@@ -23,6 +23,8 @@ namespace {
 #include "gemm/exp-inl.h"
 #include "gemm/silu-inl.h"
 
+constexpr int kMostTokens = 16;
+
 template <class F>
 inline __m512i dot_quads(__m512i dot, const __m512i (&quads)[8], int first, int count,
                          const int8_t* q) noexcept {
