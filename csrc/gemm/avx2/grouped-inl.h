@@ -3,8 +3,8 @@
 
 using format::kGroup;
 
-template <class F>
-inline constexpr int kTokens = 4;
+constexpr int kTokenCounts[] = {1, 2, 3, 4};
+constexpr int streams_of(int tokens) noexcept { return tokens <= 2 ? 2 : 1; }
 constexpr int64_t kPrefetchBytes = 4096;
 
 // `dot` plus, for each of 8 rows, the u8 quads first .. first + count - 1 times the int8 quads at q.
@@ -144,6 +144,7 @@ struct SuperScales {
   const std::byte* mins;
   __m256 d, dmin;
 
+  SuperScales() noexcept = default;
   SuperScales(const std::byte* super, int64_t groups, int half) noexcept
       : scales(super + Layout::scale_offset(groups) + half * (Layout::kScaleBytes / 2)),
         mins(super + Layout::min_offset(groups) + half * (Layout::kScaleBytes / 2)) {
@@ -188,43 +189,48 @@ inline void multiply_group(const __m256i (&quads)[8], const SuperScales<F>& scal
   }
 }
 
-template <class F, int M>
-void multiply_panel(const std::byte* panel, int64_t in_features, const QuantizedRow* x, float* out,
-                    int64_t out_stride, int lanes) noexcept {
+template <class F, int M, int P>
+void multiply_panels(const Panels& panels, const QuantizedRow* x, float* out, int64_t out_stride) noexcept {
   using Layout = format::GroupedLayout<F>;
-  const int64_t all_groups = in_features / kGroup;
-  __m256 total[2][M];
-#pragma GCC unroll 4
-  for (int m = 0; m < M; ++m) total[0][m] = total[1][m] = _mm256_setzero_ps();
-  const std::byte* super = panel;
-  for (int64_t g = 0; g < all_groups; g += Layout::kGroups) {
+  const int64_t all_groups = panels.in_features / kGroup;
+  __m256 total[P][2][M];
+#pragma GCC unroll 16
+  for (int i = 0; i < 2 * P * M; ++i) total[i / 2 / M][i / M % 2][i % M] = _mm256_setzero_ps();
+  for (int64_t g = 0, at = 0; g < all_groups; g += Layout::kGroups) {
     const int64_t groups =
         Layout::kGroups == 1 || all_groups - g >= Layout::kGroups ? Layout::kGroups : all_groups - g;
-    const SuperScales<F> scales[2] = {{super, groups, 0}, {super, groups, 1}};
-    // Panels follow each other, so past the end of this one is the start of the next.
-    const auto* ahead = reinterpret_cast<const char*>(super) + kPrefetchBytes;
-    for (int64_t byte = groups * Layout::kGroupBytes; byte < Layout::super_bytes(groups); byte += 64)
-      _mm_prefetch(ahead + byte, _MM_HINT_T0);
+    const std::byte* super = panels.first + at;
+    const std::byte* ahead = super + panels.ahead(at, kPrefetchBytes / P, P);
+    SuperScales<F> scales[P][2];
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p)
+      for (int half = 0; half < 2; ++half)
+        scales[p][half] = SuperScales<F>(super + p * panels.stride, groups, half);
     for (int64_t i = 0; i < groups; ++i) {
-#pragma GCC unroll 8
-      for (int line = 0; line < F::kBits; ++line)
-        _mm_prefetch(ahead + i * Layout::kGroupBytes + 64 * line, _MM_HINT_T0);
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) {
+        prefetch_group<F>(ahead + p * panels.stride, i, groups);
 #pragma GCC unroll 2
-      for (int half = 0; half < 2; ++half) {
-        __m256i quads[8];
-        load_quads<F>(super + i * Layout::kGroupBytes, half, quads);
-        multiply_group<F, M>(quads, scales[half], i, g + i, x, total[half]);
+        for (int half = 0; half < 2; ++half) {
+          __m256i quads[8];
+          load_quads<F>(super + p * panels.stride + i * Layout::kGroupBytes, half, quads);
+          multiply_group<F, M>(quads, scales[p][half], i, g + i, x, total[p][half]);
+        }
       }
     }
-    super += Layout::super_bytes(groups);
+    at += Layout::super_bytes(groups);
   }
 #pragma GCC unroll 4
-  for (int m = 0; m < M; ++m) {
-    Vec result{total[0][m], total[1][m]};
-    if constexpr (F::kRowScale)
-      result = Vec::mul(
-          result, Vec::load(reinterpret_cast<const float*>(panel + Layout::row_scale_offset(in_features))));
-    result.store_first(out + m * out_stride, lanes);
+  for (int p = 0; p < P; ++p) {
+    const std::byte* factors =
+        panels.first + p * panels.stride + Layout::row_scale_offset(panels.in_features);
+#pragma GCC unroll 4
+    for (int m = 0; m < M; ++m) {
+      Vec result{total[p][0][m], total[p][1][m]};
+      if constexpr (F::kRowScale)
+        result = Vec::mul(result, Vec::load(reinterpret_cast<const float*>(factors)));
+      result.store_first(out + m * out_stride + p * format::kPanelRows, p == P - 1 ? panels.last_lanes : 16);
+    }
   }
 }
 

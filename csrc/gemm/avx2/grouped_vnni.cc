@@ -1,11 +1,13 @@
 #include <immintrin.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstring>
 #include <utility>
 
 #include "gemm/grouped_cells.h"
+#include "gemm/grouped_panels.h"
 #include "gemm/panel.h"
 #include "gemm/quantized_act.h"
 #include "gemm/registry.h"

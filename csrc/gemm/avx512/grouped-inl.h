@@ -3,11 +3,7 @@
 
 using format::kGroup;
 
-// At 16: the totals, 8 quads, the scale and temporaries of the 32 registers. Formats with more scales or
-// minimums have less room; and 16 are 16 functions, so others that are no one's first choice do with 8.
-template <class F>
-inline constexpr int kTokens =
-    F::kBits == 4 && F::kScaleColumns >= kGroup && !F::kMinimum ? kMostTokens : kMostTokens / 2;
+constexpr int streams_of(int tokens) noexcept { return tokens == 1 ? 4 : tokens <= 4 ? 2 : 1; }
 constexpr int64_t kPrefetchBytes = 4096;
 
 // `dot` plus, for each of 16 rows, the u8 quads first .. first + count - 1 times the int8 quads at q.
@@ -127,6 +123,7 @@ struct SuperScales {
   const std::byte* mins;
   __m512 d, dmin;
 
+  SuperScales() noexcept = default;
   SuperScales(const std::byte* super, int64_t groups) noexcept
       : scales(super + Layout::scale_offset(groups)), mins(super + Layout::min_offset(groups)) {
     if constexpr (!format::is_sub(F::kScale)) return;
@@ -174,41 +171,47 @@ inline void multiply_group(const __m512i (&quads)[8], const SuperScales<F>& scal
   }
 }
 
-template <class F, int M>
-void multiply_panel(const std::byte* panel, int64_t in_features, const QuantizedRow* x, float* out,
-                    int64_t out_stride, int lanes) noexcept {
+template <class F, int M, int P>
+void multiply_panels(const Panels& panels, const QuantizedRow* x, float* out, int64_t out_stride) noexcept {
   using Layout = format::GroupedLayout<F>;
-  const int64_t all_groups = in_features / kGroup;
-  Vec total[M];
+  const int64_t all_groups = panels.in_features / kGroup;
+  Vec total[P][M];
 #pragma GCC unroll 16
-  for (int m = 0; m < M; ++m) total[m] = Vec::zero();
-  const std::byte* super = panel;
-  for (int64_t g = 0; g < all_groups; g += Layout::kGroups) {
+  for (int i = 0; i < P * M; ++i) total[i / M][i % M] = Vec::zero();
+  for (int64_t g = 0, at = 0; g < all_groups; g += Layout::kGroups) {
     const int64_t groups =
         Layout::kGroups == 1 || all_groups - g >= Layout::kGroups ? Layout::kGroups : all_groups - g;
-    const SuperScales<F> scales(super, groups);
-    // Panels follow each other, so past the end of this one is the start of the next.
-    const auto* ahead = reinterpret_cast<const char*>(super) + kPrefetchBytes;
-    for (int64_t byte = groups * Layout::kGroupBytes; byte < Layout::super_bytes(groups); byte += 64)
-      _mm_prefetch(ahead + byte, _MM_HINT_T0);
+    const std::byte* super = panels.first + at;
+    const std::byte* ahead = super + panels.ahead(at, kPrefetchBytes / P, P);
+    SuperScales<F> scales[P];
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) scales[p] = SuperScales<F>(super + p * panels.stride, groups);
     for (int64_t i = 0; i < groups; ++i) {
-#pragma GCC unroll 8
-      for (int line = 0; line < F::kBits; ++line)
-        _mm_prefetch(ahead + i * Layout::kGroupBytes + 64 * line, _MM_HINT_T0);
-      __m512i quads[8];
-      load_quads<F>(super + i * Layout::kGroupBytes, quads);
-      multiply_group<F, M>(quads, scales, i, g + i, x, total);
+      // Opaque: the compiler would keep pointers into the rows of every token, more than there are registers.
+      int64_t group = g + i;
+      asm("" : "+r"(group));
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) {
+        prefetch_group<F>(ahead + p * panels.stride, i, groups);
+        __m512i quads[8];
+        load_quads<F>(super + p * panels.stride + i * Layout::kGroupBytes, quads);
+        multiply_group<F, M>(quads, scales[p], i, group, x, total[p]);
+      }
     }
-    super += Layout::super_bytes(groups);
+    at += Layout::super_bytes(groups);
   }
-  if constexpr (F::kRowScale) {
-    const Vec factor =
-        Vec::load(reinterpret_cast<const float*>(panel + Layout::row_scale_offset(in_features)));
+#pragma GCC unroll 4
+  for (int p = 0; p < P; ++p) {
+    const std::byte* factors =
+        panels.first + p * panels.stride + Layout::row_scale_offset(panels.in_features);
 #pragma GCC unroll 16
-    for (int m = 0; m < M; ++m) total[m] = Vec::mul(total[m], factor);
+    for (int m = 0; m < M; ++m) {
+      Vec result = total[p][m];
+      if constexpr (F::kRowScale)
+        result = Vec::mul(result, Vec::load(reinterpret_cast<const float*>(factors)));
+      result.store_first(out + m * out_stride + p * format::kPanelRows, p == P - 1 ? panels.last_lanes : 16);
+    }
   }
-#pragma GCC unroll 16
-  for (int m = 0; m < M; ++m) total[m].store_first(out + m * out_stride, lanes);
 }
 
 #include "gemm/grouped_act-inl.h"

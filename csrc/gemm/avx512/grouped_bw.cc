@@ -1,12 +1,14 @@
 // For CPUs without VNNI (Skylake-X, Cascade Lake's predecessors): byte products with vpmaddubsw.
 #include <immintrin.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstring>
 #include <utility>
 
 #include "gemm/grouped_cells.h"
+#include "gemm/grouped_panels.h"
 #include "gemm/panel.h"
 #include "gemm/quantized_act.h"
 #include "gemm/registry.h"
@@ -24,7 +26,7 @@ namespace {
 #include "gemm/exp-inl.h"
 #include "gemm/silu-inl.h"
 
-constexpr int kMostTokens = 8;
+constexpr int kTokenCounts[] = {1, 2, 3, 4, 6, 8, 12};
 
 struct Bytes {
   using Reg = __m512i;

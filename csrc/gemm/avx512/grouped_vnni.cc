@@ -1,11 +1,13 @@
 #include <immintrin.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstring>
 #include <utility>
 
 #include "gemm/grouped_cells.h"
+#include "gemm/grouped_panels.h"
 #include "gemm/panel.h"
 #include "gemm/quantized_act.h"
 #include "gemm/registry.h"
@@ -23,7 +25,8 @@ namespace {
 #include "gemm/exp-inl.h"
 #include "gemm/silu-inl.h"
 
-constexpr int kMostTokens = 16;
+// At 16: the totals, 8 quads, the scale and temporaries of the 32 registers.
+constexpr int kTokenCounts[] = {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16};
 
 template <class F>
 inline __m512i dot_quads(__m512i dot, const __m512i (&quads)[8], int first, int count,
