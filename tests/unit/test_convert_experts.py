@@ -11,7 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from tests.unit.convert_cases import (
     DIMENSIONS,
     HIDDEN,
@@ -29,6 +31,7 @@ from proa.convert.experts import Conversion
 from proa.convert.random_model import RandomDimensions
 from proa.convert.verify import verify
 from proa.core.errors import CheckpointError, ConfigError, StorageError, UnsupportedError
+from proa.models import open_experts
 from proa.weights.checkpoint import Checkpoint
 from proa.weights.converted_format import METHODS
 from proa.weights.linear import read_linear
@@ -315,3 +318,25 @@ atexit.register(lambda: print("growth", peak - base))
     growth = int(result.stdout.split("growth")[1])
     assert 0 < growth < 2 * layer_bytes
     assert sum(path.stat().st_size for path in (tmp_path / "out").iterdir()) > 2.5 * layer_bytes
+
+
+def test_biases_of_experts_are_kept(tmp_path):
+    biased = write_model(tmp_path / "model")
+    names = [f"{name}.bias" for layer in range(NUM_LAYERS) for name, _ in linear_names(layer)]
+    rng = np.random.default_rng(5)
+    biases = {n: rng.standard_normal(HIDDEN if "down" in n else INTERMEDIATE, np.float32) for n in names}
+    path = next(biased.glob("*.safetensors"))
+    tensors = load_file(path) | {name: torch.from_numpy(bias) for name, bias in biases.items()}
+    save_file(tensors, path)
+    index = json.loads((biased / "model.safetensors.index.json").read_text())
+    index["weight_map"] |= dict.fromkeys(names, path.name)
+    (biased / "model.safetensors.index.json").write_text(json.dumps(index))
+    Conversion(biased, "BF16", tmp_path / "out").run()
+    checkpoint = Checkpoint.open(biased)
+    experts = open_experts(checkpoint, tmp_path / "out")
+    for layer in range(NUM_LAYERS):
+        for name, shape in linear_names(layer):
+            found = experts.linear(name, shape)
+            assert np.array_equal(found.bias, biases[f"{name}.bias"])
+            assert found.data.tobytes() == checkpoint.tensor(f"{name}.weight").data.tobytes()
+    assert verify(Conversion(biased, "BF16", tmp_path / "out")) > 0
