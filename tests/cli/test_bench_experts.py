@@ -27,6 +27,7 @@ TINY = {"hidden": 64, "intermediate": 96, "experts": 5, "top_k": 3}
 TINY_FLAGS = ["--hidden", "64", "--intermediate", "96", "--experts", "5", "--top-k", "3", "--seconds", "0.02"]
 CELL_KEYS = {
     "tokens", "kernel", "calls", "ms", "cpu_ms", "distinct_experts", "gb_per_s", "read_gb_per_s", "bandwidth_fraction",
+    "cpu_bandwidth_fraction",
     "tflops", "matrix_tflops", "matrix_fraction", "peer",
 }  # fmt: skip
 

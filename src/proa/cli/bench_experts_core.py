@@ -58,7 +58,10 @@ class PeerCell:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One number of tokens. GB are the checkpoint bytes of the distinct experts touched; `cpu_ms` sums all threads."""
+    """One number of tokens. GB are the checkpoint bytes of the distinct experts touched; `cpu_ms` sums all threads.
+
+    cpu_bandwidth_fraction: `bandwidth_fraction` by CPU time instead of wall time, for a machine that is not idle.
+    """
 
     tokens: int
     kernel: str
@@ -69,6 +72,7 @@ class Cell:
     gb_per_s: float
     read_gb_per_s: float
     bandwidth_fraction: float
+    cpu_bandwidth_fraction: float
     tflops: float
     matrix_tflops: dict[str, float]
     matrix_fraction: float | None
@@ -187,11 +191,18 @@ class ExpertBench:
                 time.sleep(COOLDOWN_S)
                 _time_calls(side, so_far, self.spec.seconds / ROUNDS)
         matrix = {name: statistics.median(rate[name] for rate in rates) for name in rates[0]}
-        return self._summary(inputs, times, statistics.median(bandwidths), matrix, difference)
+        bandwidth, cpu_bandwidth = (statistics.median(values) for values in zip(*bandwidths, strict=True))
+        return self._summary(inputs, times, (bandwidth, cpu_bandwidth), matrix, difference)
 
     def _summary(
-        self, inputs: Inputs, times: list[_Times], bandwidth: float, matrix: dict[str, float], difference: float
+        self,
+        inputs: Inputs,
+        times: list[_Times],
+        bandwidths: tuple[float, float],
+        matrix: dict[str, float],
+        difference: float,
     ) -> Cell:
+        bandwidth, cpu_bandwidth = bandwidths
         tokens, distinct = inputs.num_tokens, inputs.distinct_experts()
         flops = self.spec.flops(tokens)
         ours = times[-1]
@@ -212,16 +223,18 @@ class ExpertBench:
             if not difference <= SUSPECT_DIFFERENCE:
                 self.notes.append(f"{tokens} tokens: the peer's result differs by {difference:.2g}: not the same work?")
         gb_per_s = distinct * self.spec.bytes_per_expert / seconds / 1e9
+        cpu_seconds = statistics.median(ours.cpu)
         return Cell(
             tokens=tokens,
             kernel=self._ours.kernel,
             calls=len(ours.wall),
             ms=seconds * 1e3,
-            cpu_ms=statistics.median(ours.cpu) * 1e3,
+            cpu_ms=cpu_seconds * 1e3,
             distinct_experts=distinct,
             gb_per_s=gb_per_s,
             read_gb_per_s=bandwidth,
             bandwidth_fraction=gb_per_s / bandwidth,
+            cpu_bandwidth_fraction=gb_per_s * seconds / cpu_seconds / cpu_bandwidth,
             tflops=flops / seconds / 1e12,
             matrix_tflops=matrix,
             matrix_fraction=flops / seconds / 1e12 / max(matrix.values()) if matrix else None,

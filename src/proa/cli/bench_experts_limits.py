@@ -27,12 +27,19 @@ class ReadRate:
     """Reads memory several times as large as the L3 cache with threads on `cpus`, whenever asked."""
 
     def __init__(self, cpus: Sequence[int], l3_bytes: int) -> None:
-        self._probe = _C.ReadProbe(list(cpus), probe_mebibytes(l3_bytes))
+        mebibytes = probe_mebibytes(l3_bytes)
+        self._gigabytes = (mebibytes << 20) / 1e9
+        self._probe = _C.ReadProbe(list(cpus), mebibytes)
 
-    def sample(self) -> list[float]:
-        """10^9 bytes per second of a few passes; the first, which wakes the threads, is left out."""
+    def sample(self) -> list[tuple[float, float]]:
+        """10^9 bytes per second, and per second of CPU time, of a few passes but the first, which wakes the threads."""
         self._probe.measure()
-        return [self._probe.measure() for _ in range(PASSES)]
+        return [self._pass() for _ in range(PASSES)]
+
+    def _pass(self) -> tuple[float, float]:
+        start = time.process_time()
+        rate = self._probe.measure()
+        return rate, self._gigabytes / (time.process_time() - start)
 
 
 class MatrixRates:
