@@ -194,6 +194,11 @@ def test_other_options_and_other_sources_are_refused(model, whole, tmp_path):
     output = shutil.copytree(whole, tmp_path / "out")
     with pytest.raises(ConfigError, match=r"method 'AMXINT8'.*got.*method 'AMXINT4'"):
         Conversion(model, "AMXINT8", output).run()
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    shutil.copy(output / "proa_experts.json", alone)
+    with pytest.raises(ConfigError, match=r"proa_experts.json.*method 'AMXINT8'.*got.*method 'AMXINT4'"):
+        Conversion(model, "AMXINT8", alone).run()
     (output / "proa_experts.json").unlink()  # an unfinished conversion tells as much
     with pytest.raises(ConfigError, match=r"method 'AMXINT8'.*got.*method 'AMXINT4'"):
         Conversion(model, "AMXINT8", output).run()

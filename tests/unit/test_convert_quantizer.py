@@ -104,6 +104,17 @@ def test_int4_with_fp16_scales_keeps_its_integers():
     assert error.max_abs == np.abs(dequantize(found) - dequantize(linear)).max()
 
 
+@pytest.mark.parametrize("to", TARGETS)
+def test_a_linear_in_the_format_already_is_not_touched(to):
+    """Not even where its own scale would be another: twice the least, as other quantizers may choose."""
+    linear = quantize(values_of((130, 160)), to)
+    if linear.scales is not None:
+        scales = linear.scales * 2 if to == "fp8_block128" else linear.scales + np.uint16(1 << 7)
+        linear = RawLinear(to, 130, 160, linear.data, scales)
+    found, error = requantize(linear, to, "w")
+    assert found is linear and error == EXACT
+
+
 def test_a_bias_goes_along():
     bias = np.arange(16, dtype=np.float32)
     linear = RawLinear("f32", 16, 128, values_of((16, 128)), None, bias=bias)
