@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.kernels.ggml_blocks import BLOCK_TYPES, TYPES, BlockCase, any_blocks, values_of
+from tests.kernels.ggml_blocks import BLOCK_TYPES, HALVES, TYPES, BlockCase, any_blocks, values_of
 from tests.kernels.weight_cases import EPS, quantized
 
 from proa.native import _C
@@ -50,3 +50,22 @@ def test_products_are_those_of_the_quantized_activations(name: str, tokens: int,
     bound = (np.abs(rounded) * steps + error) @ case.magnitude.T
     assert (np.abs(out - rounded @ case.values.T) <= bound).all()
     assert (np.abs(out) > 100 * bound).mean() > 0.5
+
+
+@pytest.mark.parametrize("fill", [0x00, 0xFF])
+@pytest.mark.parametrize("name", BLOCK_TYPES)
+def test_the_largest_and_the_smallest_codes_do_not_saturate(name: str, fill: int, pool: ThreadPool):
+    """All codes alike beside activations of 127 or -127: the largest sums of byte products there are."""
+    kind = TYPES[name]
+    blocks = np.full((16, 768 // kind.block_elements, kind.block_bytes), fill, np.uint8)
+    for offset in HALVES.get(name, (0,)):
+        blocks[:, :, offset : offset + 2] = np.float16([0.5]).view(np.uint8)
+    if name == "MXFP4":
+        blocks[:, :, 0] = 127
+    raw = blocks.reshape(16, -1)
+    packed = PackedWeight.pack(pool, to_linear(kind, raw, NATIVE[name].format))
+    x = np.full((2, 768), 127, np.float32) * np.float32([[1], [-1]])
+    out = np.empty((2, 16), np.float32)
+    linear(pool, x, packed, out)
+    # Integers and halves of few bits: a few dozen steps lose less than a byte product that saturates.
+    np.testing.assert_allclose(out, x @ values_of(name, raw).astype(np.float64).T, rtol=1e-5)
