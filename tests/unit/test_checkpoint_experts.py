@@ -305,3 +305,16 @@ def test_an_expert_that_is_missing(tmp_path: Path) -> None:
     del tensors[name]
     with pytest.raises(CheckpointError, match=name):
         read_experts(write(tmp_path, tensors), 1, **SIZES)
+
+
+def test_an_expert_with_a_bias_of_its_own(tmp_path: Path) -> None:
+    save_model("qwen3_moe", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.1.mlp.experts.2.up_proj.bias"
+    tensors[name] = torch.randn(I).bfloat16()
+    checkpoint = write(tmp_path, tensors)
+    expert = read_experts(checkpoint, 1, **SIZES)[2]
+    assert expert.up.bias is not None
+    assert np.array_equal(expert.up.bias, tensors[name].float().numpy())
+    assert expert.gate.bias is None
+    assert name in StoredExperts.find(checkpoint, 1, **SIZES).tensors(2)

@@ -25,6 +25,7 @@ DTYPES = [
     *(torch.float32, torch.bfloat16, torch.float16, torch.float64),
     *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu),
 ]
+EXAMPLES = 400
 SEEDS = st.integers(0, 2**32 - 1)
 SIDES = [0, 1, 2, 4, 5, 8, 16, 20, 32, 64, OUT // 8, OUT, IN // 8, IN // 2, IN]
 EXTRA = ["weight", "weight_scale", "scale", "qweight", "weight_packed", "scales"]
@@ -42,7 +43,9 @@ def lying(tensors: Tensors, rng: random.Random) -> Tensors:
             case "type":
                 tensors[name] = zeros(list(honest.shape), rng.choice(DTYPES))
             case "shape":
-                tensors[name] = zeros([rng.choice(SIDES) for _ in range(rng.randint(0, 4))], honest.dtype)
+                # The library cannot save every shape of F4.
+                dtype = torch.uint8 if honest.dtype == torch.float4_e2m1fn_x2 else honest.dtype
+                tensors[name] = zeros([rng.choice(SIDES) for _ in range(rng.randint(0, 4))], dtype)
             case "extra":
                 tensors[rng.choice(EXTRA)] = honest.clone()
             case _:
@@ -71,7 +74,7 @@ def check(linear: RawLinear) -> None:
     assert linear.global_scale > 0
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(name=st.sampled_from(sorted(CASES)), seed=SEEDS)
 def test_linears(name: str, seed: int) -> None:
     rng = random.Random(seed)
@@ -90,7 +93,7 @@ def test_linears(name: str, seed: int) -> None:
         assert shape in (None, (linear.out_features, linear.in_features))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=EXAMPLES // 2, deadline=None)
 @given(honest=st.sampled_from([fused, gpt_oss_blocks]), seed=SEEDS)
 def test_fused_experts(honest: Callable[[], Tensors], seed: int) -> None:
     tensors = honest()

@@ -15,7 +15,7 @@ import numpy as np
 
 from proa.core.errors import CheckpointError
 from proa.weights.checkpoint import Checkpoint, RawTensor
-from proa.weights.linear import RawLinear, check_declared, linear_tensor_names, read_linear
+from proa.weights.linear import RawLinear, check_declared, linear_tensor_names, read_array, read_linear
 from proa.weights.quantization import MX_GROUP
 from proa.weights.stored.tensors import check_finite, f32_values
 
@@ -181,7 +181,10 @@ def _per_expert(gate: str, up: str, down: str) -> ExpertNaming:
 
     def read(linear: ExpertLinear) -> RawLinear:
         raw = read_linear(linear.checkpoint, name(linear), linear.shape)
-        return _with_bias(raw, linear.checkpoint, f"{name(linear)}.bias", lambda tensor: tensor.data)
+        bias = f"{name(linear)}.bias"
+        if bias not in linear.checkpoint:
+            return raw
+        return replace(raw, bias=read_array(linear.checkpoint, bias, linear.shape[:1]))
 
     def tensors(linear: ExpertLinear) -> list[str]:
         return linear_tensor_names(linear.checkpoint, name(linear)) + _present(linear, f"{name(linear)}.bias")
@@ -214,7 +217,7 @@ def _read_transposed(linear: ExpertLinear) -> RawLinear:
     name = _tensor_name(linear)
     tensor = _slice(linear, name, tuple(_PLAIN), (linear.shape[1], _stacked_rows(linear)))
     rows = np.ascontiguousarray(tensor.data.T[_in_turn(linear)])
-    return _with_bias(_plain(tensor, rows), linear.checkpoint, f"{name}_bias", _bias_rows(linear))
+    return replace(_plain(tensor, rows), bias=_read_bias(linear))
 
 
 def _read_blocks(linear: ExpertLinear) -> RawLinear:
@@ -228,9 +231,9 @@ def _read_blocks(linear: ExpertLinear) -> RawLinear:
     check_finite(linear.checkpoint, scales)
     turn = _in_turn(linear)
     data = np.ascontiguousarray(blocks.data[turn]).reshape(out_features, in_features // 2)
-    raw = RawLinear("mxfp4", out_features, in_features, data, np.ascontiguousarray(scales.data[turn]))
-    check_declared(linear.checkpoint, f"{name}_blocks", raw.format)
-    return _with_bias(raw, linear.checkpoint, f"{name}_bias", _bias_rows(linear))
+    check_declared(linear.checkpoint, f"{name}_blocks", "mxfp4")
+    rows = np.ascontiguousarray(scales.data[turn])
+    return RawLinear("mxfp4", out_features, in_features, data, rows, bias=_read_bias(linear))
 
 
 _PLAIN = {"F32": "f32", "BF16": "bf16", "F16": "f16"}
@@ -270,18 +273,10 @@ def _plain(tensor: RawTensor, rows: np.ndarray) -> RawLinear:
     return RawLinear(_PLAIN[tensor.dtype], rows.shape[0], rows.shape[1], data, None)
 
 
-def _bias_rows(linear: ExpertLinear) -> Callable[[RawTensor], np.ndarray]:
-    return lambda tensor: tensor.data[linear.expert][_in_turn(linear)]
-
-
-def _with_bias(raw: RawLinear, checkpoint: Checkpoint, name: str, rows: Callable[[RawTensor], np.ndarray]) -> RawLinear:
-    if name not in checkpoint:
-        return raw
-    tensor = checkpoint.tensor(name)
-    if tensor.dtype not in _PLAIN:
-        raise CheckpointError(checkpoint.where(name), f"dtype {' or '.join(_PLAIN)}", tensor.dtype)
-    values = rows(tensor)
-    if values.shape != (raw.out_features,):
-        raise CheckpointError(checkpoint.where(name), f"{raw.out_features} values a linear", list(tensor.shape))
-    bias = np.array(f32_values(RawTensor(name, tensor.dtype, values.shape, values)))
-    return replace(raw, bias=bias)
+def _read_bias(linear: ExpertLinear) -> np.ndarray | None:
+    """gpt-oss: `_bias` `[E, out]`, gate and up in turn."""
+    name = f"{_tensor_name(linear)}_bias"
+    if name not in linear.checkpoint:
+        return None
+    tensor = _slice(linear, name, tuple(_PLAIN), (_stacked_rows(linear),))
+    return np.array(f32_values(tensor)[_in_turn(linear)])
