@@ -178,7 +178,7 @@ inline int code_of_words(const uint32_t* words, int64_t stride, int64_t c) noexc
 
 // The unsigned code that integer dot products take.
 template <class F>
-inline int dot_code(int code) noexcept {
+constexpr int dot_code(int code) noexcept {
   return F::kCodes == CodeKind::kLinear ? code : kCodeTable<F>[code];
 }
 

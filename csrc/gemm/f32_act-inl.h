@@ -6,6 +6,7 @@
 //   kFormat, kScaling (gemm/panel.h)
 //   kGroup    columns that are found together; kLoad of them are made floats at a time
 //   offset    about where in a panel the bytes of column k stand, for prefetching
+//   row_scales, for kPerRow
 //   group     the group of columns k .. k + kGroup of a panel; its load(i, columns) gives columns
 //             k + i * kLoad .. of it
 // Weights without a structure of their own are Lines<T> of a T with kFormat, kScaling, kColumnBytes and
@@ -31,7 +32,10 @@ struct Lines {
     void load(int, Vec (&columns)[kLoad]) const { T::load_line(line, columns); }
   };
   static constexpr int64_t offset(int64_t k) { return k * T::kColumnBytes; }
-  static Group group(const std::byte* panel, int64_t k) { return {panel + offset(k)}; }
+  static Group group(const std::byte* panel, int64_t k, int64_t) { return {panel + offset(k)}; }
+  static const float* row_scales(const std::byte* panel, int64_t in_features) {
+    return T::row_scales(panel, in_features);
+  }
 };
 
 template <class Weight>
@@ -49,17 +53,19 @@ inline constexpr int64_t kPrefetchBytes = 2048;
 
 // Columns [k, end) of P panels.
 template <class Weight, int P>
-inline void one_token_block(const std::byte* panel, int64_t panel_bytes, int64_t ahead, const float* x,
+inline void one_token_block(const GemmArgs& args, const std::byte* panel, int64_t panel_bytes, int64_t ahead,
                             int64_t k, int64_t end, Vec (&sum)[P]) noexcept {
   constexpr int kGroup = Weight::kGroup, kLoad = Weight::kLoad;
+  const int64_t in = args.shape.in_features;
+  const auto* x = reinterpret_cast<const float*>(args.x.row(0));
   typename Weight::Group group[P];
   for (; k + kGroup <= end; k += kGroup) {
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) {
       prefetch_group<Weight>(panel + p * panel_bytes + Weight::offset(k) + ahead);
-      group[p] = Weight::group(panel + p * panel_bytes, k);
+      group[p] = Weight::group(panel + p * panel_bytes, k, in);
     }
-#pragma GCC unroll 1
+#pragma GCC unroll 8
     for (int i = 0; i < kGroup / kLoad; ++i) {
 #pragma GCC unroll 8
       for (int p = 0; p < P; ++p) {
@@ -73,7 +79,7 @@ inline void one_token_block(const std::byte* panel, int64_t panel_bytes, int64_t
   }
   for (int p = 0; k < end && p < P; ++p) {
     Vec weights[kLoad];
-    Weight::group(panel + p * panel_bytes, k).load(0, weights);
+    Weight::group(panel + p * panel_bytes, k, in).load(0, weights);
     for (int64_t u = 0; u < end - k; ++u) sum[p] = Vec::fma(weights[u], Vec::set1(x[k + u]), sum[p]);
   }
 }
@@ -83,7 +89,6 @@ inline void one_token_panels(const GemmArgs& args, int64_t panel) noexcept {
   const int64_t in = args.shape.in_features;
   const int64_t panel_bytes = format::panel_bytes(Weight::kFormat, in);
   const std::byte* const first = args.weight + panel * panel_bytes;
-  const auto* x = reinterpret_cast<const float*>(args.x.row(0));
   Vec total[P];
 #pragma GCC unroll 8
   for (int p = 0; p < P; ++p) total[p] = Vec::zero();
@@ -97,17 +102,17 @@ inline void one_token_panels(const GemmArgs& args, int64_t panel) noexcept {
       Vec sum[P];
 #pragma GCC unroll 8
       for (int p = 0; p < P; ++p) sum[p] = Vec::zero();
-      one_token_block<Weight, P>(first, panel_bytes, ahead, x, k, end, sum);
+      one_token_block<Weight, P>(args, first, panel_bytes, ahead, k, end, sum);
 #pragma GCC unroll 8
       for (int p = 0; p < P; ++p)
         total[p] = Vec::fma(sum[p], Vec::set1(fp8_scales(args, panel + p)[block]), total[p]);
     } else {
-      one_token_block<Weight, P>(first, panel_bytes, ahead, x, k, end, total);
+      one_token_block<Weight, P>(args, first, panel_bytes, ahead, k, end, total);
     }
   }
   for (int p = 0; p < P; ++p) {
     if constexpr (Weight::kScaling == Scaling::kPerRow)
-      total[p] = Vec::mul(total[p], Vec::load(row_scales(args, panel + p)));
+      total[p] = Vec::mul(total[p], Vec::load(Weight::row_scales(first + p * panel_bytes, in)));
     total[p].store_first(args.out + (panel + p - args.panel_begin) * format::kPanelRows,
                          valid_rows(args, panel + p));
   }
@@ -201,13 +206,13 @@ void multiply_tokens(Tile tile, int64_t num_tokens) noexcept {
 
 // Unpacks the groups of columns [k, k + columns) and requests what is unpacked next: `next` on.
 template <class Weight>
-inline void unpack_block(const std::byte* panel, int64_t k, int64_t columns, const std::byte* next,
-                         float* weights) noexcept {
+inline void unpack_block(const std::byte* panel, int64_t in_features, int64_t k, int64_t columns,
+                         const std::byte* next, float* weights) noexcept {
   constexpr int kGroup = Weight::kGroup, kLoad = Weight::kLoad;
   for (int64_t c = 0; c < columns; c += kGroup) {
     prefetch_group<Weight>(next + Weight::offset(c));
-    const auto group = Weight::group(panel, k + c);
-#pragma GCC unroll 1
+    const auto group = Weight::group(panel, k + c, in_features);
+#pragma GCC unroll 8
     for (int i = 0; i < kGroup / kLoad; ++i) {
       Vec values[kLoad];
       group.load(i, values);
@@ -228,20 +233,21 @@ inline void copy_activations(const ActRows& rows, int64_t first, int64_t count, 
 template <class Weight, int P>
 inline void multiply_panels(const GemmArgs& args, int64_t panel, int64_t k, Tile& tile, float* weights,
                             int64_t num_tokens) noexcept {
-  const int64_t panel_bytes = format::panel_bytes(Weight::kFormat, args.shape.in_features);
+  const int64_t in = args.shape.in_features;
+  const int64_t panel_bytes = format::panel_bytes(Weight::kFormat, in);
   const std::byte* const first = args.weight + panel * panel_bytes;
   // What follows: the next panels of this block, or the first ones of the next block.
   const std::byte* next = panel + P < args.panel_end ? first + P * panel_bytes + Weight::offset(k)
                                                      : args.weight + args.panel_begin * panel_bytes +
                                                            Weight::offset(k + tile.columns);
-  const bool last = k + tile.columns == args.shape.in_features;
+  const bool last = k + tile.columns == in;
   for (int p = 0; p < P; ++p) {
-    unpack_block<Weight>(first + p * panel_bytes, k, tile.columns, next + p * panel_bytes,
+    unpack_block<Weight>(first + p * panel_bytes, in, k, tile.columns, next + p * panel_bytes,
                          weights + p * kBlockColumns * format::kPanelRows);
     if constexpr (Weight::kScaling == Scaling::kPerBlock)
       tile.block_scales[p] = fp8_scales(args, panel + p) + k / kBlockColumns;
     if constexpr (Weight::kScaling == Scaling::kPerRow)
-      tile.row_scales[p] = last ? row_scales(args, panel + p) : nullptr;
+      tile.row_scales[p] = last ? Weight::row_scales(first + p * panel_bytes, in) : nullptr;
   }
   tile.lanes = valid_rows(args, panel + P - 1);
   multiply_tokens<P>(tile, num_tokens);

@@ -12,6 +12,9 @@ struct Fp8Channel {
   static constexpr auto kFormat = format::WeightFormat::kFp8Channel;
   static constexpr Scaling kScaling = Scaling::kPerRow;
   static constexpr int64_t kColumnBytes = format::fp8_channel::kColumnBytes;
+  static const float* row_scales(const std::byte* panel, int64_t in_features) {
+    return format::fp8_channel::row_scales(panel, in_features);
+  }
   static void load_line(const std::byte* line, Vec (&columns)[4]) { load_fp8_line(line, columns); }
 };
 
@@ -34,7 +37,7 @@ struct MxFp8 {
   static constexpr int64_t offset(int64_t k) {
     return k * format::mxfp8::kBlockBytes / format::mxfp8::kBlockColumns;
   }
-  static Group group(const std::byte* panel, int64_t k) {
+  static Group group(const std::byte* panel, int64_t k, int64_t) {
     return {panel + format::mxfp8::column_offset(k), Vec::load_e8m0(panel + format::mxfp8::scales_offset(k))};
   }
 };

@@ -72,7 +72,7 @@ struct Candidate {
 enum class Activations : uint8_t { kInt8, kBf16 };
 
 constexpr bool is_int8(ActFormat act) noexcept {
-  return act == ActFormat::kInt8G32 || act == ActFormat::kInt8G32Halves || act == ActFormat::kInt16G128;
+  return act == ActFormat::kInt8G32 || act == ActFormat::kInt8G32Halves;
 }
 
 // All cells of `format` with the verdict for `shape` under the instructions `isa`. At most one is chosen.

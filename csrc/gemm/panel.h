@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "format/fp8_block128.h"
-#include "format/fp8_channel.h"
 #include "gemm/kernel.h"
 
 namespace proa::gemm {
@@ -24,13 +23,6 @@ inline const float* fp8_scales(const GemmArgs& args, int64_t panel) noexcept {
   const int64_t in = args.shape.in_features;
   const int64_t bytes = format::ceil_div(format::fp8_block128::panel_bytes(in), 64) * 64;
   return format::fp8_block128::block_scales(args.weight + panel * bytes, in);
-}
-
-// fp8_channel: the scale of each row of `panel`.
-inline const float* row_scales(const GemmArgs& args, int64_t panel) noexcept {
-  const int64_t in = args.shape.in_features;
-  const int64_t bytes = format::ceil_div(format::fp8_channel::panel_bytes(in), 64) * 64;
-  return format::fp8_channel::row_scales(args.weight + panel * bytes, in);
 }
 
 }  // namespace proa::gemm

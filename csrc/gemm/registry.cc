@@ -41,7 +41,8 @@ constexpr const Kernel* kSingle[] = {
 std::vector<const Kernel*> collect() {
   std::vector<const Kernel*> all(std::begin(kSingle), std::end(kSingle));
   for (const auto cells : {avx512_vnni_grouped_cells(), avx512_bw_grouped_cells(), avx_vnni_grouped_cells(),
-                           avx2_grouped_cells(), ref_grouped_cells()})
+                           avx2_grouped_cells(), ref_grouped_cells(), avx512_grouped_f32_cells(),
+                           avx2_grouped_f32_cells(), ref_grouped_f32_cells()})
     for (const Kernel& kernel : cells) all.push_back(&kernel);
   return all;
 }

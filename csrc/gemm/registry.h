@@ -21,6 +21,10 @@ std::span<const Kernel> avx512_bw_grouped_cells() noexcept;
 std::span<const Kernel> avx_vnni_grouped_cells() noexcept;
 std::span<const Kernel> avx2_grouped_cells() noexcept;
 std::span<const Kernel> ref_grouped_cells() noexcept;
+// The same formats with f32 activations.
+std::span<const Kernel> avx512_grouped_f32_cells() noexcept;
+std::span<const Kernel> avx2_grouped_f32_cells() noexcept;
+std::span<const Kernel> ref_grouped_f32_cells() noexcept;
 
 // The cell of `weight`, which must be among `cells`.
 inline const Kernel& cell_of(std::span<const Kernel> cells, format::WeightFormat weight) noexcept {

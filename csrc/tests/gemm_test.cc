@@ -2,6 +2,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <string>
 
 #include "gemm/act_format.h"
@@ -37,12 +38,14 @@ void check_case(test::Rng& rng, WeightFormat weight, const Case& c) {
   std::vector<int32_t> index;
   for (int64_t t = 0; t < c.tokens; ++t)
     index.push_back(static_cast<int32_t>(test::pick(rng, 0, num_rows - 1)));
-  const auto expected = multiply(scalar_kernel(weight), c, packed.bytes(), x, index);
+  std::map<gemm::ActFormat, std::vector<float>> expected;
   for (const gemm::Kernel* kernel : gemm::all_kernels()) {
     if (kernel->weight != weight || !runnable(*kernel)) continue;
     if (kernel->act == gemm::ActFormat::kBf16Terms) continue;  // other bits: split_act_test.cc
+    std::vector<float>& scalar = expected[kernel->act];
+    if (scalar.empty()) scalar = multiply(*scalar_kernel(weight, kernel->act), c, packed.bytes(), x, index);
     const auto out = multiply(*kernel, c, packed.bytes(), x, index);
-    if (!same_bits(out, expected))
+    if (!same_bits(out, scalar))
       test::report(false, __FILE__, __LINE__, "differs from ref: " + test::describe(*kernel, c));
   }
 }
@@ -76,6 +79,24 @@ void scalar_is_right(test::Rng& rng, WeightFormat weight) {
     }
     CHECK(std::fabs(out[i] - sum) <= (kIn + 3) * 0x1p-24 * size);
   }
+}
+
+// The cells with f32 activations give the bits of an f32 weight that holds the dequantized values. A factor
+// of the whole row comes last, so it must be 1 here.
+void float_cells_are_dequantized(test::Rng& rng, WeightFormat weight) {
+  if (scalar_kernel(weight, gemm::ActFormat::kF32) == nullptr || weight == WeightFormat::kFp8Block128 ||
+      weight == WeightFormat::kFp8Channel)
+    return;
+  Case c = test::random_case(rng, weight);
+  auto source = test::random_weight(rng, weight, c.shape);
+  source.global_scale = 1.0f;
+  const test::PackedMemory packed(weight, source);
+  std::vector<float> values(static_cast<size_t>(c.shape.out_features * c.shape.in_features));
+  format::unpack(weight, c.shape, packed.bytes(), values);
+  const test::PackedMemory plain(WeightFormat::kF32, {c.shape, test::bytes_of(values), {}});
+  const auto x = test::random_floats(rng, c.tokens * c.shape.in_features);
+  CHECK(same_bits(multiply(*scalar_kernel(weight, gemm::ActFormat::kF32), c, packed.bytes(), x, {}),
+                  multiply(scalar_kernel(WeightFormat::kF32), c, plain.bytes(), x, {})));
 }
 
 // u = 15 in every weight and |q| = 127 in every activation: the largest sums an int16 path meets.
@@ -236,6 +257,7 @@ int main() {
     if (act == gemm::ActFormat::kInt8G32 || act == gemm::ActFormat::kInt8G32Halves)
       quantization(rng, scalar_kernel(weight));
     for (int i = 0; i < 60; ++i) check_case(rng, weight, test::random_case(rng, weight));
+    for (int i = 0; i < 10; ++i) float_cells_are_dequantized(rng, weight);
     const auto columns = [&](int64_t n) {
       const int64_t step = test::column_step(weight);
       return (n + step - 1) / step * step;

@@ -17,6 +17,13 @@ inline const gemm::Kernel& scalar_kernel(format::WeightFormat weight) {
   return *gemm::select_kernel(weight, {32, 256}, 0);
 }
 
+// The scalar cell that reads `act`, or nullptr.
+inline const gemm::Kernel* scalar_kernel(format::WeightFormat weight, gemm::ActFormat act) {
+  for (const gemm::Kernel* kernel : gemm::all_kernels())
+    if (kernel->weight == weight && kernel->act == act && kernel->required_isa == 0) return kernel;
+  return nullptr;
+}
+
 // The rows `index` of x [num_rows, in] as `kernel` reads them.
 struct Activations {
   std::vector<float> x;

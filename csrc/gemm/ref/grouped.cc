@@ -70,6 +70,23 @@ void gemm(const GemmArgs& args) noexcept {
   });
 }
 
+// With f32 activations a weight is one float: code times scale is exact, a minimum costs one rounding.
+template <class F>
+void gemm_f32(const GemmArgs& args) noexcept {
+  const int64_t in = args.shape.in_features;
+  ref::each_output(args, F::kFormat, [&](const std::byte* panel, int64_t row, const std::byte* act) {
+    const format::GroupedPanel<F> weight(panel, in);
+    const auto* x = reinterpret_cast<const float*>(act);
+    const int64_t r = row % format::kPanelRows;
+    float total = 0.0f;
+    for (int64_t k = 0; k < in; ++k) {
+      const float product = static_cast<float>(weight.code(r, k) - F::kOffset) * weight.scale(r, k);
+      total = std::fma(F::kMinimum ? product + weight.minimum(r, k) : product, x[k], total);
+    }
+    return F::kRowScale ? total * weight.row_scale(r) : total;
+  });
+}
+
 struct Cells {
   static constexpr char kPrefix[] = "ref.";
   template <class F>
@@ -79,10 +96,21 @@ struct Cells {
   }
 };
 
+struct F32Cells {
+  static constexpr char kPrefix[] = "ref.f32_act.";
+  template <class F>
+  static constexpr Kernel cell(const char* name) noexcept {
+    return {name,          0,          F::kFormat, ActFormat::kF32, format::reject_grouped<F>, nullptr,
+            ref::silu_mul, gemm_f32<F>};
+  }
+};
+
 constexpr auto kCells = grouped_cells<Cells>(format::GroupedFormats{});
+constexpr auto kF32Cells = grouped_cells<F32Cells>(format::GroupedFormats{});
 
 }  // namespace
 
 std::span<const Kernel> ref_grouped_cells() noexcept { return kCells; }
+std::span<const Kernel> ref_grouped_f32_cells() noexcept { return kF32Cells; }
 
 }  // namespace proa::gemm
