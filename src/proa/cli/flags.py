@@ -127,6 +127,15 @@ FLAGS: tuple[Flag, ...] = (
         sglang=("--kt-method",),
     ),
     Flag(
+        "--expert-activations",
+        "engine",
+        "expert_activations",
+        str,
+        "What the inputs of routed and shared experts and dense MLPs may be rounded to: int8 is faster with weights of "
+        "few bits, bf16 keeps at least that precision.",
+        choices=("int8", "bf16"),
+    ),
+    Flag(
         "--max-running-requests",
         "engine",
         "max_running_requests",

@@ -33,6 +33,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     memory_fraction: share of the available memory, after weights and a reserve, the KV cache may take when auto.
     expert_path: GGUF, or a converted directory, that the routed experts are read from; None: `model_path`.
     expert_method: what format the experts are in, an error when they are not; auto: any. LLAMAFILE: in GGUF files.
+    expert_activations: what gated MLPs (routed and shared experts, dense layers) may round their inputs to.
     random_seed: makes requests without a seed reproducible from run to run; None draws from the OS.
     """
 
@@ -41,6 +42,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     from_engine: str
     expert_path: str | None = None
     expert_method: ExpertMethod = "auto"
+    expert_activations: Literal["int8", "bf16"] = "int8"
     parent_pid: Annotated[int, Meta(ge=0)] = 0
     max_running_requests: Annotated[int, Meta(ge=1, le=1024)] = 16
     max_total_tokens: _Positive | None = None

@@ -60,8 +60,14 @@ def load_checkpoint(config: EngineConfig, report: Report) -> LoadedModel:
         max_positions=plan.max_model_len,
         progress=LoadProgress(on_progress),
         experts=experts,
+        expert_activations=config.expert_activations,
     )
     # The scratch memory of large chunks, known only now, may be more than the reserve.
     plan = plan_for(weight_bytes=weight_bytes + model.workspace_bytes)
-    info = {**plan.notes, "family": model_info.family, "num_threads": str(runtime.num_threads)}
+    info = {
+        **plan.notes,
+        "family": model_info.family,
+        "num_threads": str(runtime.num_threads),
+        "expert_activations": config.expert_activations,
+    }
     return LoadedModel(model, model_info.layout, plan, model_info.eos_token_ids, info)

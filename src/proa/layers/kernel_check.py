@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -14,7 +14,10 @@ from proa.native._C import ExpertLayer, ExpertWorkspace, PackedWeight, ThreadPoo
 from proa.weights.quantize import dequantize, quantize
 from proa.weights.raw_linear import RawLinear
 
-__all__ = ["KernelCheck", "KernelUse", "block_weight", "check_kernels", "run_checks"]
+__all__ = ["Activations", "KernelCheck", "KernelUse", "block_weight", "check_kernels", "run_checks"]
+
+# What a kernel may round its inputs to (`ExpertLayer`).
+Activations: TypeAlias = Literal["int8", "bf16"]
 
 OUT_FEATURES, IN_FEATURES = 48, 512
 HIDDEN, INTERMEDIATE, NUM_EXPERTS, TOP_K = 256, 256, 2, 2
@@ -49,7 +52,7 @@ class KernelUse:
     format: str
     out_features: int
     in_features: int
-    activations: Literal["int8", "bf16"] = "int8"
+    activations: Activations = "int8"
 
     @property
     def kernel(self) -> str:

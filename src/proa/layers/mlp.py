@@ -58,11 +58,12 @@ def load_experts(
     expert or of none.
     """
     layer: ExpertLayer | None = None
+    activations = reader.expert_activations
     for expert in reader.storage_order(prefixes):
         prefix = prefixes[expert]
-        gate = reader.raw_linear(f"{prefix}.{names.gate}", intermediate, hidden)
-        up = reader.raw_linear(f"{prefix}.{names.up}", intermediate, hidden)
-        down = reader.raw_linear(f"{prefix}.{names.down}", hidden, intermediate)
+        gate = reader.raw_linear(f"{prefix}.{names.gate}", intermediate, hidden, activations)
+        up = reader.raw_linear(f"{prefix}.{names.up}", intermediate, hidden, activations)
+        down = reader.raw_linear(f"{prefix}.{names.down}", hidden, intermediate, activations)
         if layer is None:
             gate_up_format, down_format = gate.format, down.format
             layer = ExpertLayer(
@@ -77,6 +78,7 @@ def load_experts(
                 alpha=activation.alpha,
                 bias=any(linear.bias is not None for linear in (gate, up, down)),
                 down_format=down_format,
+                activations=activations,
             )
         sides = (
             ("gate and up", gate, gate_up_format),

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from proa.core.errors import CheckpointError
-from proa.layers.kernel_check import KernelUse
+from proa.layers.kernel_check import Activations, KernelUse
 from proa.native.ops import PackedWeight
 from proa.native.runtime import CpuRuntime
 from proa.weights.checkpoint import Checkpoint
@@ -26,6 +26,7 @@ __all__ = ["ParameterReader"]
 class ParameterReader:
     """Parameters of one checkpoint by name; names are those of config.json's model, without wrapper prefixes.
 
+    `expert_activations`: what the inputs of gated MLPs may be rounded to.
     Linears that `experts` holds are read from there and not from the checkpoint.
     Tensors are mapped views whose pages are dropped once packed: memory grows by what is packed and little else.
     Every method raises CheckpointError naming the tensor when it is missing or has another shape.
@@ -35,6 +36,7 @@ class ParameterReader:
     runtime: CpuRuntime
     progress: LoadProgress
     experts: ExpertSource | None = None
+    expert_activations: Activations = "int8"
     kernel_uses: set[KernelUse] = field(default_factory=set)
     _used: set[str] = field(default_factory=set)
 
@@ -58,7 +60,9 @@ class ParameterReader:
         self._finish_tensor(name)
         return values
 
-    def raw_linear(self, name: str, out_features: int, in_features: int) -> RawLinear:
+    def raw_linear(
+        self, name: str, out_features: int, in_features: int, activations: Activations = "int8"
+    ) -> RawLinear:
         """The weight of a linear `[out_features, in_features]` as stored. Call `packed` once it is copied."""
         shape = (out_features, in_features)
         if self.experts is not None and name in self.experts:
@@ -66,7 +70,7 @@ class ParameterReader:
         else:
             expert = read_expert_linear(self.checkpoint, name, shape)
             linear = expert or read_linear(self.checkpoint, name, shape)
-        self.kernel_uses.add(KernelUse(linear.format, *shape))
+        self.kernel_uses.add(KernelUse(linear.format, *shape, activations))
         return linear
 
     def storage_order(self, prefixes: Sequence[str]) -> Sequence[int]:

@@ -16,7 +16,7 @@ from proa.attention.batch import ForwardBatch, StillWanted
 from proa.core.errors import ConfigError
 from proa.kvcache.layout import KVLayout
 from proa.kvcache.pool import KVPool
-from proa.layers.kernel_check import check_kernels
+from proa.layers.kernel_check import Activations, check_kernels
 from proa.layers.parameters import ParameterReader
 from proa.models.config import ModelConfig
 from proa.models.decoder import Decoder
@@ -108,10 +108,12 @@ def load_model(
     max_positions: int,
     progress: LoadProgress | None = None,
     experts: ExpertSource | None = None,
+    expert_activations: Activations = "int8",
 ) -> Model:
     """Packs every weight for the CPU, tensor by tensor.
 
     `experts`: where the routed experts come from instead of `checkpoint`, see `open_experts`.
+    `expert_activations`: what the inputs of gated MLPs may be rounded to; "bf16" trades speed for accuracy.
     `max_tokens`: largest forward; `max_positions`: longest sequence, at most the model's own limit (else ConfigError).
     Raises CheckpointError naming a tensor that is missing, unexpected or of a wrong shape, and KernelFaultError when a
     kernel fails its self-test.
@@ -123,7 +125,7 @@ def load_model(
     progress = progress or LoadProgress()
     expert_bytes = 0 if experts is None else experts.stored_bytes
     progress.start(sum(checkpoint.nbytes(n) for n in checkpoint.names if not ignored(n)) + expert_bytes, "weights")
-    reader = ParameterReader(checkpoint, runtime, progress, experts)
+    reader = ParameterReader(checkpoint, runtime, progress, experts, expert_activations)
     spec = decoder_spec(config)
     with ExitStack() as stack:
         stack.enter_context(_without_garbage_collection())
@@ -135,9 +137,10 @@ def load_model(
     progress.finish()
     _check_kernels(reader)
     logger.info(
-        "%s: %s, %.2f GB of packed weights, %.2f GB of scratch memory",
+        "%s: %s, expert activations %s, %.2f GB of packed weights, %.2f GB of scratch memory",
         checkpoint.path,
         config.family,
+        expert_activations,
         model.weight_bytes / 1e9,
         model.workspace_bytes / 1e9,
     )
