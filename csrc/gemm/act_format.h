@@ -46,7 +46,7 @@ constexpr int64_t act_group(ActFormat act) noexcept {
 // Whether the cells of several tokens read rows that stand at one distance where they are. All others, and
 // all cells when rows are given by index, copy them next to each other for every row tile first.
 constexpr bool reads_in_place(ActFormat act) noexcept {
-  return act == ActFormat::kBf16Terms || act == ActFormat::kInt16G128;
+  return act != ActFormat::kF32 && act != ActFormat::kInt8G32Halves;
 }
 
 }  // namespace proa::gemm

@@ -8,7 +8,7 @@
 //   offset = -128 * sum(v): dot products with u = q_w + 128 start with it
 //
 // One int8 per value would leave an error of 1.6e-2 in an expert layer's output (normal activations, groups
-// of 128); this leaves 7e-5. A group's dot product is at most 128 * 127 * 32512 < 2^29, so exact in int32.
+// of 128); this leaves 6e-5. A group's dot product is at most 128 * 127 * 32512 < 2^29, so exact in int32.
 // A NaN in a group makes its d NaN, and so every output of the token.
 #pragma once
 

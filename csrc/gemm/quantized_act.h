@@ -20,6 +20,7 @@
 
 #include "format/grouped.h"
 #include "gemm/kernel.h"
+#include "gemm/row_stride.h"
 
 namespace proa::gemm {
 
@@ -28,10 +29,8 @@ template <class F>
 inline constexpr ActFormat kGroupedAct =
     format::GroupedLayout<F>::kHalves == 2 ? ActFormat::kInt8G32Halves : ActFormat::kInt8G32;
 
-// Not a multiple of 4096: rows of one token block would fall into one set of the L1 cache.
 constexpr int64_t quantized_row_bytes(int64_t in_features, int64_t sums_per_group) noexcept {
-  const int64_t bytes = (in_features + (1 + sums_per_group) * (in_features / 8) + 63) / 64 * 64;
-  return bytes % 4096 == 0 ? bytes + 64 : bytes;
+  return spread_row_bytes(in_features + (1 + sums_per_group) * (in_features / 8));
 }
 
 struct QuantizedRow {

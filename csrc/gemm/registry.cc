@@ -7,42 +7,31 @@ namespace {
 
 // Cells of one format only, best first within a format; before the tables.
 constexpr const Kernel* kSingle[] = {
-    &kAvx512F32,
-    &kAvx2F32,
+    &kAvx512F32,       &kAvx2F32,
     &kRefF32,  //
-    &kAmxBf16,
-    &kAvx512Bf16,
-    &kAvx2Bf16,
+    &kAmxBf16,         &kAvx512Bf16,        &kAvx2Bf16,
     &kRefBf16,  //
-    &kAvx512F16,
-    &kAvx2F16,
-    &kRefF16,      //
-    &kAmxInt4G32,  //
-    &kAmxInt8G128,
-    &kAvx512Int8G128,
-    &kAvxVnniInt8G128,
+    &kAvx512F16,       &kAvx2F16,
+    &kRefF16,  //
+    &kAmxInt8G128,     &kAvx512Int8G128,    &kAvxVnniInt8G128,
     &kAvx2Int8G128,
     &kRefInt8G128,  //
-    &kAmxFp8Block128,
-    &kAvx512Fp8Block128,
-    &kAvx512BwFp8Block128,
+    &kAmxFp8Block128,  &kAvx512Fp8Block128, &kAvx512BwFp8Block128,
     &kAvx2Fp8Block128,
     &kRefFp8Block128,  //
-    &kAvx512Fp8Channel,
-    &kAvx512BwFp8Channel,
+    &kAmxFp8Channel,   &kAvx512Fp8Channel,  &kAvx512BwFp8Channel,
     &kAvx2Fp8Channel,
     &kRefFp8Channel,  //
-    &kAvx512MxFp8,
-    &kAvx512BwMxFp8,
+    &kAmxMxFp8,        &kAvx512MxFp8,       &kAvx512BwMxFp8,
     &kAvx2MxFp8,
     &kRefMxFp8,  //
 };
 
 std::vector<const Kernel*> collect() {
   std::vector<const Kernel*> all(std::begin(kSingle), std::end(kSingle));
-  for (const auto cells : {avx512_vnni_grouped_cells(), avx512_bw_grouped_cells(), avx_vnni_grouped_cells(),
-                           avx2_grouped_cells(), ref_grouped_cells(), avx512_grouped_f32_cells(),
-                           avx2_grouped_f32_cells(), ref_grouped_f32_cells()})
+  for (const auto cells : {amx_grouped_cells(), avx512_vnni_grouped_cells(), avx512_bw_grouped_cells(),
+                           avx_vnni_grouped_cells(), avx2_grouped_cells(), ref_grouped_cells(),
+                           avx512_grouped_f32_cells(), avx2_grouped_f32_cells(), ref_grouped_f32_cells()})
     for (const Kernel& kernel : cells) all.push_back(&kernel);
   return all;
 }

@@ -1,17 +1,21 @@
 // The loops of the cells that multiply bf16 tiles, written once. Include inside an AMX target region and
 // namespace. A Weight type has
 //   kFormat
-//   kStepBytes                    of 32 columns of a panel, which stand together
+//   kStepBytes, offset(step)      of 32 columns of a panel, which stand together
 //   kInPlace                      these bytes are a weight tile as they stand: 16 rows of 16 pairs of bf16,
 //                                 one pair of columns for each output row, zeros where there is no column
-//   unpack(step, columns, tile)   otherwise: makes that tile of the `columns` <= 32 columns at `step`
-//   kScaled                       fp8_block128: sums of 128 columns are scaled
+//   unpack(panel, step, columns, tile)   otherwise: makes that tile of the `columns` <= 32 columns of a step
+//   kScaling                      where its scales come in (gemm/panel.h)
 //
 // Every output goes through the same instructions for every number of tokens: for each 32 columns one tile
-// product per term of the activations, in that order. kScaled: the products of 128 columns are summed from 0
-// and the sum, times its scale, is added to the total.
+// product per term of the activations, in that order.
 
 using format::kPanelRows;
+
+// kPerBlock: the products of 128 columns are summed from 0 and the sum, times its scale, is added to the
+// total. kPerRow: each total is multiplied by the scale of its row at the end.
+template <class Weight>
+inline constexpr bool kBlockScaled = Weight::kScaling == Scaling::kPerBlock;
 
 constexpr int64_t kTokensPerPass = 256;
 constexpr int64_t kBlocksPerPass = kTokensPerPass / kTileRows;
@@ -104,16 +108,23 @@ ActTiles act_tiles(const Pass& pass, const Steps& steps, Scratch& scratch) noexc
   return {scratch.acts[0][0], block_bytes, kSplitTerms * kTileBytes, kTileBytes, kTileRowBytes};
 }
 
-// The packed weights of a step of the first panel of a pass.
+// Panel `panel` of a pass.
 template <class Weight>
-const std::byte* packed_step(const Pass& pass, int64_t step) noexcept {
-  const int64_t panel_bytes = format::panel_bytes(Weight::kFormat, pass.args.shape.in_features);
-  return pass.args.weight + pass.first_panel * panel_bytes + step * Weight::kStepBytes;
+const std::byte* panel_of(const Pass& pass, int64_t panel) noexcept {
+  return pass.args.weight +
+         (pass.first_panel + panel) * format::panel_bytes(Weight::kFormat, pass.args.shape.in_features);
 }
 
+template <class Weight>
+void unpack(const Pass& pass, int64_t panel, int64_t step, std::byte* tile) noexcept {
+  if constexpr (!Weight::kInPlace)
+    Weight::unpack(panel_of<Weight>(pass, panel), step,
+                   std::min(kSplitColumns, pass.args.shape.in_features - step * kSplitColumns), tile);
+}
+
+// An asm, as gcc takes a function of nothing but prefetches for one without effect.
 inline void prefetch(const std::byte* first, int64_t bytes) noexcept {
-  for (int64_t byte = 0; byte < bytes; byte += 64)
-    _mm_prefetch(reinterpret_cast<const char*>(first + byte), _MM_HINT_T0);
+  for (int64_t byte = 0; byte < bytes; byte += 64) __asm__ volatile("prefetcht0 %0" : : "m"(first[byte]));
 }
 
 // The weights of the next chunk, requested a few lines at each step.
@@ -231,7 +242,7 @@ inline void multiply_step(const Product& p, const std::byte* acts, const std::by
 // Before the first step of a scaled block, or of the chunk.
 template <class Weight, int Blocks, int Panels>
 inline void begin_sums(const Product& p) noexcept {
-  if (Weight::kScaled || p.first)
+  if (kBlockScaled<Weight> || p.first)
     each_sum<Blocks, Panels, Zero>(p);
   else
     each_sum<Blocks, Panels, LoadTotal>(p);
@@ -240,7 +251,7 @@ inline void begin_sums(const Product& p) noexcept {
 // After the last one. Scaled: `block` is the number of the scale within the chunk.
 template <class Weight, int Blocks, int Panels>
 inline void end_sums(const Product& p, int64_t block, Pending& pending) noexcept {
-  if constexpr (!Weight::kScaled) {
+  if constexpr (!kBlockScaled<Weight>) {
     each_sum<Blocks, Panels, StoreTotal>(p);
     return;
   }
@@ -258,7 +269,7 @@ inline void end_sums(const Product& p, int64_t block, Pending& pending) noexcept
 // Steps after which sums are stored.
 template <class Weight>
 constexpr int64_t sum_steps(const Product& p) noexcept {
-  return Weight::kScaled ? kScaleSteps : p.steps;
+  return kBlockScaled<Weight> ? kScaleSteps : p.steps;
 }
 
 // A chunk.
@@ -279,23 +290,20 @@ void multiply_blocks(const Product& p, Ahead ahead, Pending& pending) noexcept {
   }
 }
 
-// One block of tokens: the weights of each step are unpacked kLeadSteps before they are multiplied, or are
-// tiles as they stand. `next` is what is read after them.
+// One block of tokens and the panels `panel` ..: the weights of each step are unpacked kLeadSteps before they
+// are multiplied, or are tiles as they stand. `next` is what is read after them.
 template <class Weight, int Panels>
-void multiply_stream(const Pass& pass, const Product& p, const Steps& steps, const std::byte* packed,
+void multiply_stream(const Pass& pass, const Product& p, const Steps& steps, int64_t panel,
                      const std::byte* next, Scratch& scratch, Pending& pending) noexcept {
-  const int64_t in = pass.args.shape.in_features;
-  const int64_t panel_bytes = format::panel_bytes(Weight::kFormat, in);
-  const int64_t bytes = p.steps * Weight::kStepBytes;
+  const int64_t panel_bytes = format::panel_bytes(Weight::kFormat, pass.args.shape.in_features);
+  const std::byte* packed = panel_of<Weight>(pass, panel);
+  const std::byte* end = packed + Weight::offset(steps.first + steps.count);
   const auto unpack_step = [&](int64_t s) noexcept {
-    const int64_t at = s * Weight::kStepBytes, ahead = at + kPrefetchBytes;
-    const std::byte* far = ahead < bytes ? packed + ahead : next + (ahead - bytes);
+    const std::byte* far = packed + Weight::offset(steps.first + s) + kPrefetchBytes;
+    if (far >= end) far = next + (far - end);
     for (int i = 0; i < Panels; ++i) {
       prefetch(far + i * panel_bytes, Weight::kStepBytes);
-      if constexpr (!Weight::kInPlace)
-        Weight::unpack(packed + at + i * panel_bytes,
-                       std::min(kSplitColumns, in - (steps.first + s) * kSplitColumns),
-                       scratch.weights[i][s % kRingSteps]);
+      unpack<Weight>(pass, panel + i, steps.first + s, scratch.weights[i][s % kRingSteps]);
     }
   };
   for (int64_t s = 0; s < std::min(kLeadSteps, p.steps); ++s) unpack_step(s);
@@ -306,7 +314,7 @@ void multiply_stream(const Pass& pass, const Product& p, const Steps& steps, con
     for (int64_t s = begin; s < std::min(begin + span, p.steps); ++s, acts += p.layout.step) {
       if (s + kLeadSteps < p.steps) unpack_step(s + kLeadSteps);
       multiply_step<1, Panels>(
-          p, acts, Weight::kInPlace ? packed + s * Weight::kStepBytes : scratch.weights[0][s % kRingSteps]);
+          p, acts, Weight::kInPlace ? p.weights + s * kTileBytes : scratch.weights[0][s % kRingSteps]);
     }
     end_sums<Weight, 1, Panels>(p, begin / span, pending);
   }
@@ -329,7 +337,7 @@ template <class Weight>
 Product product_of(const Pass& pass, const Steps& steps, const ActTiles& layout, int64_t block, int64_t panel,
                    Scratch& scratch) noexcept {
   const int64_t panel_bytes = format::panel_bytes(Weight::kFormat, pass.args.shape.in_features);
-  const std::byte* weights = Weight::kInPlace ? packed_step<Weight>(pass, steps.first) + panel * panel_bytes
+  const std::byte* weights = Weight::kInPlace ? panel_of<Weight>(pass, panel) + Weight::offset(steps.first)
                                               : scratch.weights[panel][0];
   Product p{layout.first + block * layout.block,
             layout,
@@ -340,7 +348,7 @@ Product product_of(const Pass& pass, const Steps& steps, const ActTiles& layout,
             scratch.totals[block][panel],
             {},
             {pass.block_tokens(block), pass.block_tokens(block + 1)}};
-  if constexpr (Weight::kScaled)
+  if constexpr (kBlockScaled<Weight>)
     for (int64_t i = 0; i < std::min<int64_t>(2, pass.num_panels - panel); ++i)
       p.scales[i] = fp8_scales(pass.args, pass.first_panel + panel + i) + steps.first / kScaleSteps;
   return p;
@@ -351,13 +359,10 @@ template <class Weight>
 void multiply_chunk(const Pass& pass, const Steps& steps, Scratch& scratch, Pending& pending) noexcept {
   const int64_t in = pass.args.shape.in_features;
   const int64_t panel_bytes = format::panel_bytes(Weight::kFormat, in);
-  const std::byte* packed = packed_step<Weight>(pass, steps.first);
   if constexpr (!Weight::kInPlace)
     for (int64_t i = 0; i < pass.num_panels; ++i)
       for (int64_t s = 0; s < steps.count; ++s)
-        Weight::unpack(packed + i * panel_bytes + s * Weight::kStepBytes,
-                       std::min(kSplitColumns, in - (steps.first + s) * kSplitColumns),
-                       scratch.weights[i][s]);
+        unpack<Weight>(pass, i, steps.first + s, scratch.weights[i][s]);
   const ActTiles layout = act_tiles(pass, steps, scratch);
   // The next chunk is requested bit by bit by the blocks.
   const int64_t rounds = (pass.blocks() + 1) / 2 * steps.count;
@@ -369,9 +374,9 @@ void multiply_chunk(const Pass& pass, const Steps& steps, Scratch& scratch, Pend
     configure(pass.block_tokens(block), two ? pass.block_tokens(block + 1) : 0);
     for (int64_t panel = 0; panel < pass.num_panels; panel += 2) {
       const Product p = product_of<Weight>(pass, steps, layout, block, panel, scratch);
-      const Ahead ahead{
-          packed + panel * panel_bytes + steps.count * (Weight::kStepBytes + block / 2 * step_bytes),
-          panel_bytes, step_bytes};
+      const Ahead ahead{panel_of<Weight>(pass, panel) + Weight::offset(steps.first + steps.count) +
+                            block / 2 * step_bytes * steps.count,
+                        panel_bytes, step_bytes};
       const bool pair = panel + 1 < pass.num_panels;
       if (two && pair)
         multiply_blocks<Weight, 2, 2>(p, ahead, pending);
@@ -388,31 +393,34 @@ void multiply_chunk(const Pass& pass, const Steps& steps, Scratch& scratch, Pend
 // One block of tokens, one chunk.
 template <class Weight>
 void multiply_few(const Pass& pass, const Steps& steps, Scratch& scratch, Pending& pending) noexcept {
-  const int64_t panel_bytes = format::panel_bytes(Weight::kFormat, pass.args.shape.in_features);
-  const std::byte* packed = packed_step<Weight>(pass, steps.first);
   const ActTiles layout = act_tiles(pass, steps, scratch);
   configure(pass.num_tokens, 0);
   for (int64_t panel = 0; panel < pass.num_panels; panel += 2) {
     const Product p = product_of<Weight>(pass, steps, layout, 0, panel, scratch);
     // What follows: the next panels, or the next columns of the first ones.
-    const std::byte* first = packed + panel * panel_bytes;
-    const std::byte* next =
-        panel + 2 < pass.num_panels ? first + 2 * panel_bytes : packed + steps.count * Weight::kStepBytes;
+    const bool more = panel + 2 < pass.num_panels;
+    const std::byte* next = panel_of<Weight>(pass, more ? panel + 2 : 0) +
+                            Weight::offset(more ? steps.first : steps.first + steps.count);
     if (panel + 1 < pass.num_panels)
-      multiply_stream<Weight, 2>(pass, p, steps, first, next, scratch, pending);
+      multiply_stream<Weight, 2>(pass, p, steps, panel, next, scratch, pending);
     else
-      multiply_stream<Weight, 1>(pass, p, steps, first, next, scratch, pending);
+      multiply_stream<Weight, 1>(pass, p, steps, panel, next, scratch, pending);
   }
 }
 
+template <class Weight>
 void store_totals(const Pass& pass, const Scratch& scratch) noexcept {
   const GemmArgs& args = pass.args;
   for (int64_t m = 0; m < pass.num_tokens; ++m) {
     float* out = args.out + (pass.first_token + m) * args.out_stride +
                  (pass.first_panel - args.panel_begin) * kPanelRows;
-    for (int64_t i = 0; i < pass.num_panels; ++i)
-      Vec::load(scratch.totals[m / kTileRows][i] + m % kTileRows * kPanelRows)
-          .store_first(out + i * kPanelRows, valid_rows(args, pass.first_panel + i));
+    for (int64_t i = 0; i < pass.num_panels; ++i) {
+      Vec total = Vec::load(scratch.totals[m / kTileRows][i] + m % kTileRows * kPanelRows);
+      if constexpr (Weight::kScaling == Scaling::kPerRow)
+        total =
+            Vec::mul(total, Vec::load(Weight::row_scales(panel_of<Weight>(pass, i), args.shape.in_features)));
+      total.store_first(out + i * kPanelRows, valid_rows(args, pass.first_panel + i));
+    }
   }
 }
 
@@ -430,7 +438,7 @@ void multiply_pass(const Pass& pass, Scratch& scratch) noexcept {
       multiply_chunk<Weight>(pass, steps, scratch, pending);
   }
   pending.add();
-  store_totals(pass, scratch);
+  store_totals<Weight>(pass, scratch);
 }
 
 template <class Weight>

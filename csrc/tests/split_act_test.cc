@@ -6,6 +6,8 @@
 
 #include "format/bf16.h"
 #include "format/fp8_block128.h"
+#include "format/fp8_channel.h"
+#include "format/mxfp8.h"
 #include "tests/check.h"
 #include "tests/kernel_case.h"
 
@@ -15,7 +17,8 @@ using namespace proa;
 using format::WeightFormat;
 using test::Case;
 
-constexpr WeightFormat kFormats[] = {WeightFormat::kBf16, WeightFormat::kFp8Block128};
+constexpr WeightFormat kFormats[] = {WeightFormat::kBf16, WeightFormat::kFp8Block128,
+                                     WeightFormat::kFp8Channel, WeightFormat::kMxFp8};
 
 // The terms of x, by the definition of gemm/split_act.h.
 std::vector<float> terms_of(float x) {
@@ -34,26 +37,45 @@ float add_columns(const float* w, const float* x, int64_t columns, float sum) {
   return sum + (half[0] + half[1]);
 }
 
-// One output row without its scales.
+// Element k of a row of a panel as tiles multiply it: scales of sums are left out.
+float tile_weight(WeightFormat weight, const std::byte* panel, int64_t row, int64_t k) {
+  switch (weight) {
+    case WeightFormat::kBf16:
+      return format::bf16::decode(panel, row, k);
+    case WeightFormat::kFp8Channel:
+      return format::fp8_channel::decode(panel, row, k);
+    case WeightFormat::kMxFp8:
+      return format::mxfp8::decode(panel, row, k);
+    default:
+      return format::fp8_block128::decode(panel, row, k);
+  }
+}
+
 std::vector<float> weight_row(WeightFormat weight, const Case& c, std::span<const std::byte> packed,
                               int64_t row) {
   const std::byte* panel =
       packed.data() + row / format::kPanelRows * format::panel_bytes(weight, c.shape.in_features);
   std::vector<float> values;
   for (int64_t k = 0; k < c.shape.in_features; ++k)
-    values.push_back(weight == WeightFormat::kBf16
-                         ? format::bf16::decode(panel, row % format::kPanelRows, k)
-                         : format::fp8_block128::decode(panel, row % format::kPanelRows, k));
+    values.push_back(tile_weight(weight, panel, row % format::kPanelRows, k));
   return values;
 }
 
-// The scale of the block of 128 columns from k on; nullptr: the format has none.
+// The scale of the block of 128 columns from k on; nullptr: sums of 128 columns have none.
 const float* scale_of(WeightFormat weight, const Case& c, std::span<const std::byte> packed, int64_t row,
                       int64_t k) {
-  if (weight == WeightFormat::kBf16) return nullptr;
+  if (weight != WeightFormat::kFp8Block128) return nullptr;
   const int64_t in = c.shape.in_features;
   const std::byte* panel = packed.data() + row / format::kPanelRows * format::panel_bytes(weight, in);
   return format::fp8_block128::block_scales(panel, in) + k / format::kFp8Block;
+}
+
+// What the total of a row is multiplied by.
+float row_scale_of(WeightFormat weight, const Case& c, std::span<const std::byte> packed, int64_t row) {
+  if (weight != WeightFormat::kFp8Channel) return 1.0f;
+  const int64_t in = c.shape.in_features;
+  const std::byte* panel = packed.data() + row / format::kPanelRows * format::panel_bytes(weight, in);
+  return format::fp8_channel::row_scales(panel, in)[row % format::kPanelRows];
 }
 
 struct Output {
@@ -71,6 +93,7 @@ Output one_output(WeightFormat weight, const Case& c, std::span<const std::byte>
     const auto split = terms_of(x[k]);
     for (size_t i = 0; i < split.size(); ++i) terms[i].push_back(split[i]);
   }
+  const float row_scale = row_scale_of(weight, c, packed, row);
   float total = 0.0f, sum = 0.0f;
   double exact = 0.0, size = 0.0;
   for (int64_t k = 0; k < in; k += gemm::kSplitColumns) {
@@ -78,7 +101,8 @@ Output one_output(WeightFormat weight, const Case& c, std::span<const std::byte>
     const int64_t columns = std::min(gemm::kSplitColumns, in - k);
     for (const auto& term : terms) sum = add_columns(w.data() + k, term.data() + k, columns, sum);
     for (int64_t i = k; i < k + columns; ++i) {
-      const double product = double{w[static_cast<size_t>(i)]} * x[i] * (scale == nullptr ? 1.0 : *scale);
+      const double product =
+          double{w[static_cast<size_t>(i)]} * x[i] * (scale == nullptr ? row_scale : *scale);
       exact += product;
       size += std::fabs(product);
     }
@@ -87,10 +111,11 @@ Output one_output(WeightFormat weight, const Case& c, std::span<const std::byte>
     sum = 0.0f;
   }
   // Splitting, then the roundings a product can meet: 16 steps of its half, the sum of the halves, one sum
-  // per term and 32 columns, one per 128 columns.
-  const double roundings = 17.0 + 2.0 * static_cast<double>(in / gemm::kSplitColumns + 1) +
+  // per term and 32 columns, one per 128 columns, the scale of the row.
+  const double roundings = 18.0 + 2.0 * static_cast<double>(in / gemm::kSplitColumns + 1) +
                            static_cast<double>(in / format::kFp8Block + 1);
-  return {weight == WeightFormat::kBf16 ? sum : total, exact, (0x1p-16 + roundings * 0x1p-24) * 1.01 * size};
+  return {weight == WeightFormat::kFp8Block128 ? total : sum * row_scale, exact,
+          (0x1p-16 + roundings * 0x1p-24) * 1.01 * size};
 }
 
 void check_case(test::Rng& rng, WeightFormat weight, const Case& c, bool indexed) {

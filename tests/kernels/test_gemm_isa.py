@@ -74,7 +74,7 @@ def test_the_forced_isa_is_used(workers: dict[str, Worker]) -> None:
 
 def digests(workers: dict[str, Worker], case: dict[str, Any]) -> dict[str, str]:
     """Per ISA, those left out whose cell of this format has other bits (docs/decisions/0002)."""
-    own_bits = {"amx"} if case["format"] in ("bf16", "fp8_block128") else set()
+    own_bits = {"amx"} if case["format"] in ("bf16", "fp8_block128", "fp8_channel", "mxfp8") else set()
     return {name: worker.digest(case) for name, worker in workers.items() if name not in own_bits}
 
 

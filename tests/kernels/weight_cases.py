@@ -113,7 +113,7 @@ def quantized(x: np.ndarray, x_error: np.ndarray | float = 0.0) -> tuple[np.ndar
 def splits_activations(fmt: str) -> bool:
     """Whether the cell in use multiplies bf16 tiles (docs/decisions/0002)."""
     chosen = next(row["name"] for row in _C.kernel_report(fmt, 64, 64) if row["chosen"])
-    return chosen in ("amx.bf16", "amx.fp8_block128")
+    return chosen in ("amx.bf16", "amx.fp8_block128", "amx.fp8_channel", "amx.mxfp8")
 
 
 def product(

@@ -28,7 +28,9 @@ struct Bf16 {
   static constexpr auto kFormat = format::WeightFormat::kBf16;
   static constexpr int64_t kStepBytes = kSplitColumns * format::bf16::kColumnBytes;
   static constexpr bool kInPlace = true;
-  static constexpr bool kScaled = false;
+  static constexpr Scaling kScaling = Scaling::kInColumns;
+
+  static constexpr int64_t offset(int64_t step) noexcept { return step * kStepBytes; }
 };
 static_assert(format::bf16::kStep == kSplitColumns);
 

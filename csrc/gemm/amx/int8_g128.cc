@@ -33,7 +33,7 @@ constexpr int64_t kFewTokens = 5;
 // by, the weights of all panels of a call in the L2 cache while the tokens do.
 constexpr int64_t kChunkGroups = 4;
 constexpr int64_t kChunkSteps = 2 * kChunkGroups;
-constexpr int64_t kTokensPerPass = 144;
+constexpr int64_t kTokensPerPass = 256;
 constexpr int64_t kBlocksPerPass = kTokensPerPass / kTileRows;
 
 // A group's sums go to memory while those of the group before it are scaled.
@@ -85,6 +85,8 @@ struct Product {
   const std::byte* weight_scale;
   int64_t step, plane, stride;  // of ActTiles
   int64_t steps;
+  const std::byte* ahead;  // weights of the next chunk, requested meanwhile:
+  int64_t ahead_bytes;     // so many for each group
 };
 
 template <int Group>
@@ -123,6 +125,8 @@ inline void multiply_group(const Product& p, int64_t group, Scratch& scratch, Ve
   tile_zero<sum_tile(Group, 1)>();
   multiply_step<Group>(p, 2 * group);
   if (2 * group + 1 < p.steps) multiply_step<Group>(p, 2 * group + 1);
+  for (int64_t byte = 0; byte < p.ahead_bytes; byte += 64)
+    _mm_prefetch(reinterpret_cast<const char*>(p.ahead + group * p.ahead_bytes + byte), _MM_HINT_T1);
   if (group > 0) add_group<M>(p, group - 1, scratch, total);
   tile_store<sum_tile(Group, 0)>(scratch.sums[Group][0], kTileRowBytes);
   tile_store<sum_tile(Group, 1)>(scratch.sums[Group][1], kTileRowBytes);
@@ -168,6 +172,9 @@ void multiply_chunk(const GemmArgs& args, int64_t first_group, int64_t first_tok
   const int64_t panel_bytes = format::panel_bytes(format::WeightFormat::kInt8G128, in);
   const int64_t steps = std::min(kChunkSteps, int16_steps(in) - 2 * first_group);
   const ActTiles acts = act_tiles(args, first_token, num_tokens, first_group, steps, scratch);
+  const int64_t groups = (steps + 1) / 2, blocks = (num_tokens + kTileRows - 1) / kTileRows;
+  const int64_t next_steps = std::min(kChunkSteps, int16_steps(in) - 2 * first_group - steps);
+  const int64_t ahead_bytes = (next_steps * kStepBytes / 64 + groups * blocks - 1) / (groups * blocks) * 64;
   for (int64_t m = 0, configured = 0; m < num_tokens; m += kTileRows) {
     const int64_t tokens = std::min(kTileRows, num_tokens - m), block = m / kTileRows;
     if (tokens != configured) configure(tokens);
@@ -182,7 +189,9 @@ void multiply_chunk(const GemmArgs& args, int64_t first_group, int64_t first_tok
           acts.step,
           acts.plane,
           acts.stride,
-          steps};
+          steps,
+          weight + (2 * first_group + steps) * kStepBytes + block * groups * ahead_bytes,
+          ahead_bytes};
       float* out = args.out + (first_token + m) * args.out_stride + (panel - args.panel_begin) * kPanelRows;
       kBlockFns[static_cast<size_t>(tokens - 1)](p, first_group == 0, out, args.out_stride,
                                                  valid_rows(args, panel), scratch);
