@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 from proa.ipc.messages import (
     Abort,
@@ -33,6 +34,8 @@ from proa.ipc.transport import EngineAddresses, EngineEndpoint
 FAILING_SEED = 13
 SLOW_SEED = 14
 SLOW_SECONDS = 1.0
+# Seed ANSWER_SEED + i is answered with the i-th list of token ids in the file `answers` of the configuration.
+ANSWER_SEED = 1000
 
 
 class FakeEngine:
@@ -45,6 +48,7 @@ class FakeEngine:
         self.waiting: list[Generate] = []
         self.totals = {"prompt_tokens": 0, "generation_tokens": 0, "prefix_hit_tokens": 0, "aborted": 0}
         self.done = False
+        self.answers: list[list[int]] | None = None
 
     def journal(self, **event) -> None:
         if path := self.config.get("journal"):
@@ -106,11 +110,20 @@ class FakeEngine:
             outputs.append(self.advance(rid, state))
         return outputs
 
+    def answer(self, seed: int | None) -> list[int] | None:
+        """The scripted answer that seed ANSWER_SEED + i asks for."""
+        if seed is None or seed < ANSWER_SEED or "answers" not in self.config:
+            return None
+        if self.answers is None:
+            self.answers = json.loads(Path(self.config["answers"]).read_text())
+        return self.answers[seed - ANSWER_SEED]
+
     def advance(self, rid: str, state: dict) -> TokenOutput:
         request, count = state["request"], state["count"]
         sampling = request.sampling
         choice = int(rid.rsplit(".", 1)[-1]) if "." in rid else 0
-        token = request.token_ids[(count + choice) % len(request.token_ids)]
+        answer = self.answer(sampling.seed) or request.token_ids
+        token = answer[(count + choice) % len(answer)]
         state["count"] = count + 1
         self.totals["generation_tokens"] += 1
         finish, matched = None, None

@@ -69,7 +69,7 @@ class TestFrontend:
         (tmp_path / "mine.jinja").write_text("mine {{ messages[0].content }}")
         frontend = Frontend(model_dir, tmp_path / "mine.jinja")
         await frontend.load()
-        assert frontend.tokenizer.decode(await frontend.encode_chat(CHAT, max_tokens=100)) == "mine hi"
+        assert frontend.tokenizer.decode((await frontend.encode_chat(CHAT, max_tokens=100)).token_ids) == "mine hi"
         frontend.close()
 
     async def test_hopeless_prompts_are_not_tokenized(self, model_dir: Path, monkeypatch: pytest.MonkeyPatch):

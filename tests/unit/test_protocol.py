@@ -135,7 +135,7 @@ class TestRequests:
             with pytest.raises(UserError, match="repetition_penalty"):
                 chat(repetition_penalty=value)
 
-    def test_messages_for_templates(self):
+    def test_messages_as_openai_clients_send_them(self):
         call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
         odd = {"id": "c2", "function": {"name": "f", "arguments": "not json"}}
         request = parse(
@@ -145,25 +145,61 @@ class TestRequests:
                 {"role": "tool", "content": [{"type": "text", "text": "x"}], "tool_call_id": "c1"},
             ],
         )
-        first, second = (message.for_template() for message in request.messages)
+        first, second = (message.as_openai() for message in request.messages)
         assert (
             first["content"] == ""
             and first["reasoning_content"] == first["reasoning"] == "why"
             and "extra" not in first
         )
         arguments = [entry["function"]["arguments"] for entry in first["tool_calls"]]
-        assert arguments == [{"a": 1}, "not json"]
+        assert arguments == ['{"a": 1}', "not json"]
         assert second == {"role": "tool", "content": [{"type": "text", "text": "x"}], "tool_call_id": "c1"}
 
     def test_generation_prompt(self):
         assert chat().generation_prompt and not chat(add_generation_prompt=False).generation_prompt
         assert not chat(continue_final_message=True).generation_prompt
 
-    def test_tools_only_when_they_are_not_used(self):
-        tool = {"type": "function", "function": {"name": "f"}}
-        assert chat(tools=[]) and chat(tools=None) and chat(tools=[tool], tool_choice="none")
-        with pytest.raises(UserError, match="tools"):
-            chat(tools=[tool])
+    def test_tools(self):
+        tool = {"type": "function", "function": {"name": "mcp.srv-x__f:1", "strict": True}, "extra": 1}
+        assert chat(tools=[tool]).tools_for_prompt == [tool]
+        assert chat(tools=[]).tools_for_prompt == chat(tools=None).tools_for_prompt == []
+        assert chat(tools=[{"type": "web_search"}]).tools_for_prompt == [{"type": "web_search"}]
+        assert chat(tools=[tool], tool_choice="none") and chat(tools=[tool], tool_choice="auto")
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"tools": [{"type": "function"}]},
+            {"tools": [{"function": {"name": ""}}]},
+            {"tools": [{"function": {"name": "a b"}}]},
+            {"tools": [{"function": {"name": "<|im_end|>"}}]},
+            {"tools": [{"function": {"name": "a" * 257}}]},
+            {"tools": [{"function": {"name": "f", "parameters": []}}]},
+            {"tools": [{"function": {"name": "f"}}, {"function": {"name": "f"}}]},
+            {"tools": ["f"]},
+            {"tools": [{"function": {"name": "f"}}], "parallel_tool_calls": False},
+            {"tool_choice": "required"},
+            {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+            {"thinking": {"type": "maybe"}},
+        ],
+    )
+    def test_tools_that_cannot_be(self, fields):
+        with pytest.raises(UserError):
+            chat(**fields)
+
+    @pytest.mark.parametrize(
+        ("fields", "wants"),
+        [
+            ({}, None),
+            ({"thinking": {"type": "disabled"}}, False),
+            ({"thinking": {"type": "enabled", "keep": "all"}}, True),
+            ({"enable_thinking": False}, False),
+            ({"reasoning_effort": "none"}, False),
+            ({"reasoning_effort": "high"}, None),
+        ],
+    )
+    def test_ways_to_ask_for_thinking(self, fields, wants):
+        assert chat(**fields).wants_thinking is wants
 
     def test_one_source_to_tokenize(self):
         assert parse(TokenizeRequest, prompt="").text == ""

@@ -15,7 +15,7 @@ from proa.chat.output import kimi_k2 as markers
 from proa.chat.output.events import Piece
 from proa.core.errors import UserError
 
-__all__ = ["STYLES", "KimiStyle", "PromptOptions", "prompt_text", "render_prompt"]
+__all__ = ["STYLES", "KimiStyle", "PromptOptions", "kimi_style", "prompt_text", "render_prompt"]
 
 _DEFAULT_SYSTEM = "You are Kimi, an AI assistant created by Moonshot AI."
 _ROLE_MARKERS = {"user": "<|im_user|>", "assistant": "<|im_assistant|>"}
@@ -59,6 +59,19 @@ STYLES = {
         default_system=False, typescript_tools=True, thinks=True, opens_think=True, always_preserves=True
     ),
 }
+
+
+def kimi_style(config: Mapping[str, Any], directory: str, template: str) -> KimiStyle:
+    """The style of a checkpoint.
+
+    `config`: its config.json; `directory`: the name of its directory, which alone tells K2.6 from K2.7-Code;
+    `template`: its chat template, of which only K2-Thinking's and later ones know `<think>`.
+    """
+    if "kimi-k2.7" in directory.lower().replace("_", "-"):
+        return STYLES["kimi-k2.7-code"]
+    if config.get("model_type") == "kimi_k25":
+        return STYLES["kimi-k2.6"]
+    return STYLES["kimi-k2-thinking" if markers.THINK in template else "kimi-k2"]
 
 
 @dataclass(frozen=True, slots=True)

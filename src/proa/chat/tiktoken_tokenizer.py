@@ -103,8 +103,11 @@ class TiktokenTokenizer:
                 raise CheckpointError("tokenizer", f"a control token {text!r}, which the prompt needs", "none")
         return ids
 
-    def encode(self, text: str, *, with_control: bool = True) -> list[int]:
-        """A raw text; `with_control`: names of control tokens in it count as these tokens."""
+    def encode(self, text: str, *, with_control: bool = True, add_special_tokens: bool = True) -> list[int]:  # noqa: ARG002
+        """A raw text; `with_control`: names of control tokens in it count as these tokens.
+
+        `add_special_tokens` is there for callers of any tokenizer: this one adds none.
+        """
         if not with_control:
             return self._encode_ordinary(text)
         ids: list[int] = []

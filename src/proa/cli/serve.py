@@ -32,7 +32,7 @@ _ENGINE_COMMAND = [sys.executable, "-P", "-m", "proa.engine"]
 _PANELS = {"server": "Endpoint", "engine": "Engine"}
 _HELP = """Serve a model directory as an OpenAI endpoint.
 
-MODEL is a Hugging Face checkpoint directory (config.json, *.safetensors, tokenizer.json), or demo: a small model of
+MODEL is a Hugging Face checkpoint directory (config.json, *.safetensors, a tokenizer), or demo: a small model of
 real language that is built once. Weights are used in the format they are stored in; nothing is downloaded and no code
 from the directory is run. SIGTERM or Ctrl-C lets running streams finish; a second one ends at once.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from proa.chat.detokenizer import Detokenizer, StopStrings
-from proa.chat.tokenizer import Tokenizer
+from proa.chat.detokenizer import Detokenizer, StopStrings, TokenBytes
+from proa.chat.output.events import Event
 from proa.core.sampling_params import SamplingParams
 from proa.ipc.messages import TokenLogprob, TokenOutput
 
@@ -31,11 +31,13 @@ class Delta:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     error: str = ""
+    # What `text` is for answers that have parts.
+    events: list[Event] = field(default_factory=list)
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to tell the client."""
-        return not self.text and not self.entries and self.finish_reason is None
+        return not self.text and not self.events and not self.entries and self.finish_reason is None
 
 
 class ChoiceAssembler:
@@ -44,7 +46,7 @@ class ChoiceAssembler:
     def __init__(
         self,
         index: int,
-        tokenizer: Tokenizer,
+        tokenizer: TokenBytes,
         sampling: SamplingParams,
         *,
         eos_token_ids: frozenset[int] = frozenset(),
@@ -53,6 +55,7 @@ class ChoiceAssembler:
     ) -> None:
         self.index = index
         self.num_tokens = 0
+        self.reasoning_tokens = 0
         self.cached_tokens = 0
         self.is_finished = False
         self._sampling = sampling

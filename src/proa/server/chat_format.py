@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from proa.chat.tokenizer import Tokenizer
+from proa.chat.detokenizer import TokenBytes
+from proa.chat.output.events import Answer, CallStart, ContentDelta, Event, ReasoningDelta
 from proa.server.assembler import Delta, TokenEntry
 from proa.server.generation import GenerationPlan, Usage
 
@@ -15,7 +16,7 @@ __all__ = ["ChatFormat"]
 class ChatFormat:
     """Serializer of one chat completion."""
 
-    def __init__(self, plan: GenerationPlan, tokenizer: Tokenizer, *, with_logprobs: bool) -> None:
+    def __init__(self, plan: GenerationPlan, tokenizer: TokenBytes, *, with_logprobs: bool) -> None:
         self._plan = plan
         self._tokenizer = tokenizer
         self._with_logprobs = with_logprobs
@@ -25,15 +26,20 @@ class ChatFormat:
         for index in range(self._plan.n):
             yield self._chunk([self._choice_delta(index, {"role": "assistant", "content": ""})])
 
-    def chunk(self, delta: Delta) -> dict[str, Any]:
-        """The chunk of one delta."""
-        choice = self._choice_delta(delta.index, {"content": delta.text} if delta.text or delta.entries else {})
-        if self._with_logprobs and delta.entries:
-            choice["logprobs"] = self._logprobs(delta.entries)
-        choice["finish_reason"] = delta.finish_reason
-        if delta.finish_reason is not None:
-            choice["stop_reason"] = delta.stop_reason
-        return self._chunk([choice])
+    def chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
+        """The chunks of one delta: one for each thing that is new."""
+        parts = [_event_delta(event) for event in delta.events]
+        if not parts:
+            parts = [{"content": delta.text} if delta.text or delta.entries else {}]
+        for position, part in enumerate(parts):
+            choice = self._choice_delta(delta.index, part)
+            if position == 0 and self._with_logprobs and delta.entries:
+                choice["logprobs"] = self._logprobs(delta.entries)
+            if position == len(parts) - 1:
+                choice["finish_reason"] = delta.finish_reason
+                if delta.finish_reason is not None:
+                    choice["stop_reason"] = delta.stop_reason
+            yield self._chunk([choice])
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any]:
         """The last chunk of a stream that includes the usage."""
@@ -47,10 +53,15 @@ class ChatFormat:
             by_index[delta.index].append(delta)
         for index, parts in by_index.items():
             entries = [entry for part in parts for entry in part.entries]
+            message = (
+                {"role": "assistant", "content": "".join(part.text for part in parts), "refusal": None}
+                if self._plan.reading is None
+                else _message(Answer.of(event for part in parts for event in part.events))
+            )
             choices.append(
                 {
                     "index": index,
-                    "message": {"role": "assistant", "content": "".join(part.text for part in parts), "refusal": None},
+                    "message": message,
                     "logprobs": self._logprobs(entries) if self._with_logprobs else None,
                     "finish_reason": parts[-1].finish_reason,
                     "stop_reason": parts[-1].stop_reason,
@@ -79,6 +90,30 @@ class ChatFormat:
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
         data = self._tokenizer.token_bytes(token_id)
         return {"token": data.decode("utf-8", "replace"), "logprob": _finite(logprob), "bytes": list(data)}
+
+
+def _event_delta(event: Event) -> dict[str, Any]:
+    """An event as the `delta` of a chunk. Reasoning goes under both names clients look for."""
+    if isinstance(event, ContentDelta):
+        return {"content": event.text}
+    if isinstance(event, ReasoningDelta):
+        return {"reasoning_content": event.text, "reasoning": event.text}
+    if isinstance(event, CallStart):
+        function = {"name": event.name, "arguments": ""}
+        return {"tool_calls": [{"index": event.index, "id": event.id, "type": "function", "function": function}]}
+    return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
+
+
+def _message(answer: Answer) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": answer.content, "refusal": None}
+    if answer.reasoning is not None:
+        message["reasoning_content"] = message["reasoning"] = answer.reasoning
+    if answer.calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in answer.calls
+        ]
+    return message
 
 
 def _finite(logprob: float) -> float:

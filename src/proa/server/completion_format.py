@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from proa.chat.tokenizer import Tokenizer
+from proa.chat.detokenizer import TokenBytes
 from proa.server.assembler import Delta, TokenEntry
 from proa.server.generation import GenerationPlan, Usage
 
@@ -16,7 +16,7 @@ class CompletionFormat:
     """Serializer of one text completion. `echoes`: text to put before the answers, one per prompt; empty for none."""
 
     def __init__(
-        self, plan: GenerationPlan, tokenizer: Tokenizer, *, with_logprobs: bool, echoes: Sequence[str] = ()
+        self, plan: GenerationPlan, tokenizer: TokenBytes, *, with_logprobs: bool, echoes: Sequence[str] = ()
     ) -> None:
         self._plan = plan
         self._tokenizer = tokenizer
@@ -29,9 +29,9 @@ class CompletionFormat:
             if echo := self._echo(index):
                 yield self._body([self._choice(Delta(index, echo), [])])
 
-    def chunk(self, delta: Delta) -> dict[str, Any]:
-        """The chunk of one delta."""
-        return self._body([self._choice(delta, delta.entries)])
+    def chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
+        """The chunks of one delta."""
+        yield self._body([self._choice(delta, delta.entries)])
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any]:
         """The last chunk of a stream that includes the usage."""

@@ -15,7 +15,7 @@ _MIB = 1024 * 1024
 class ServerConfig:
     """Settings of the API process. Times in seconds.
 
-    model_path: directory with tokenizer.json, the chat template and generation_config.json.
+    model_path: directory with generation_config.json, tokenizer.json and the chat template (or Kimi's tiktoken.model).
     api_key: every route but /livez asks for it when set.
     served_model_name, aliases: names a request may give as `model`; the first one is reported.
     sampling_defaults: "model" takes what generation_config.json says, "openai" OpenAI's defaults (all 1.0).

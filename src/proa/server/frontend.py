@@ -9,10 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from proa.chat.dialect import ChatPrompt, ChatTurn, Dialect, KimiDialect, TemplateDialect
+from proa.chat.kimi_prompt import kimi_style
 from proa.chat.templates import ChatTemplate, read_json, read_template_source, special_token_names
+from proa.chat.tiktoken_tokenizer import TiktokenTokenizer
 from proa.chat.tokenizer import Tokenizer
-from proa.core.errors import QueueFullError, UnavailableError, UserError
-from proa.server.protocol import Message
+from proa.core.errors import QueueFullError, UnavailableError, UnsupportedError, UserError
+from proa.server.messages import Message
 
 __all__ = ["Conversation", "Frontend"]
 
@@ -37,6 +40,12 @@ class Conversation(Protocol):
     def continue_final_message(self) -> bool: ...
     @property
     def chat_template_kwargs(self) -> dict[str, Any] | None: ...
+    @property
+    def tools_for_prompt(self) -> list[dict[str, Any]]: ...
+    @property
+    def tool_choice(self) -> str | dict[str, Any] | None: ...
+    @property
+    def wants_thinking(self) -> bool | None: ...
 
 
 class Frontend:
@@ -51,8 +60,8 @@ class Frontend:
         self._template_override = template_override
         self._executor = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="frontend")
         self._pending = 0
-        self._tokenizer: Tokenizer | None = None
-        self._template: ChatTemplate | None = None
+        self._tokenizer: Tokenizer | TiktokenTokenizer | None = None
+        self._dialect: Dialect | None = None
         self._longest_token_bytes = 1
         self.eos_token_ids: frozenset[int] = frozenset()
         self.generation_config: dict[str, Any] = {}
@@ -63,7 +72,7 @@ class Frontend:
         return self._tokenizer is not None
 
     @property
-    def tokenizer(self) -> Tokenizer:
+    def tokenizer(self) -> Tokenizer | TiktokenTokenizer:
         """The tokenizer; UnavailableError while it loads."""
         if self._tokenizer is None:
             raise UnavailableError("tokenizer", "a loaded tokenizer", "one that is loading", "watch /readyz and retry")
@@ -75,10 +84,20 @@ class Frontend:
 
     def _load(self) -> None:
         source = read_template_source(self._model_path, self._template_override)
-        tokenizer = Tokenizer.load(self._model_path, template=source or "")
         special = special_token_names(self._model_path)
-        if source is not None:
-            self._template = ChatTemplate(source, tokenizer.control, special_tokens=special)
+        tokenizer: Tokenizer | TiktokenTokenizer
+        if (self._model_path / "tiktoken.model").exists() and not (self._model_path / "tokenizer.json").exists():
+            if self._template_override is not None:
+                raise UnsupportedError(
+                    "--chat-template", "none for a checkpoint with tiktoken.model", "one", "leave it out"
+                )
+            tokenizer = TiktokenTokenizer.load(self._model_path)
+            style = kimi_style(read_json(self._model_path / "config.json"), self._model_path.name, source or "")
+            self._dialect = KimiDialect(tokenizer, style)
+        else:
+            tokenizer = Tokenizer.load(self._model_path, template=source or "")
+            template = None if source is None else ChatTemplate(source, tokenizer.control, special_tokens=special)
+            self._dialect = TemplateDialect(tokenizer, template)
         self.generation_config = read_json(self._model_path / "generation_config.json")
         self.eos_token_ids = _eos_token_ids(self.generation_config, tokenizer, special.get("eos_token"))
         self._longest_token_bytes = tokenizer.longest_token_bytes()
@@ -104,25 +123,26 @@ class Frontend:
         self._refuse_hopeless(len(text), max_tokens, "prompt")
         return await self.in_worker(lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
-    async def encode_chat(self, conversation: Conversation, *, max_tokens: int | None) -> list[int]:
-        """Token ids of a conversation that may have at most `max_tokens`."""
-        tokenizer = self.tokenizer
-        template = self._template
-        if template is None:
-            raise UserError("messages", "a model with a chat template", "one without", "use /v1/completions")
+    async def encode_chat(self, conversation: Conversation, *, max_tokens: int | None) -> ChatPrompt:
+        """The prompt of a conversation that may have at most `max_tokens`, and how its answer is read."""
+        _ = self.tokenizer
+        dialect = self._dialect
+        assert dialect is not None
         self._refuse_hopeless(
             sum(_num_characters(message) for message in conversation.messages), max_tokens, "messages"
         )
 
-        def render_and_encode() -> list[int]:
-            text = template.render(
-                [message.for_template() for message in conversation.messages],
+        def render_and_encode() -> ChatPrompt:
+            turn = ChatTurn(
+                messages=[message.as_openai() for message in conversation.messages],
+                tools=conversation.tools_for_prompt,
+                no_calls=conversation.tool_choice == "none",
+                thinking=conversation.wants_thinking,
                 add_generation_prompt=conversation.generation_prompt,
                 continue_final_message=conversation.continue_final_message,
-                variables=conversation.chat_template_kwargs,
+                variables=conversation.chat_template_kwargs or {},
             )
-            self._refuse_hopeless(len(text), max_tokens, "messages")
-            return tokenizer.encode_rendered(text)
+            return dialect.prompt(turn, lambda size: self._refuse_hopeless(size, max_tokens, "messages"))
 
         return await self.in_worker(render_and_encode)
 
@@ -152,7 +172,9 @@ def _num_characters(message: Message) -> int:
     return sum(len(part.text) for part in message.content or ())
 
 
-def _eos_token_ids(generation_config: dict[str, Any], tokenizer: Tokenizer, eos_token: str | None) -> frozenset[int]:
+def _eos_token_ids(
+    generation_config: dict[str, Any], tokenizer: Tokenizer | TiktokenTokenizer, eos_token: str | None
+) -> frozenset[int]:
     ids = generation_config.get("eos_token_id")
     found = {ids} if isinstance(ids, int) else set(ids) if isinstance(ids, list) else set()
     if eos_token is not None and (token_id := tokenizer.token_id(eos_token)) is not None:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from proa.chat.dialect import AnswerReading
 from proa.core.errors import UnavailableError
 from proa.core.sampling_params import SamplingParams
 from proa.ipc.messages import Generate
 from proa.server.assembler import ChoiceAssembler, Delta
 from proa.server.engine_client import EngineClient
 from proa.server.metrics import Metrics
+from proa.server.reading_assembler import ReadingAssembler
 
-__all__ = ["EngineFailedError", "Generation", "GenerationPlan", "Usage", "new_id"]
+__all__ = ["Assembler", "EngineFailedError", "Generation", "GenerationPlan", "Usage", "new_id"]
+
+
+# Both take the outputs of one choice and tell what is new in it.
+Assembler = ChoiceAssembler | ReadingAssembler
 
 
 class EngineFailedError(UnavailableError):
@@ -37,6 +43,7 @@ class GenerationPlan:
     n: int = 1
     skip_special_tokens: bool = True
     include_stop: bool = False
+    reading: AnswerReading | None = None
     names: frozenset[str] = frozenset()
 
 
@@ -70,12 +77,12 @@ class Generation:
     """Iterates over the deltas of all choices until every one has finished."""
 
     def __init__(
-        self, plan: GenerationPlan, client: EngineClient, assemblers: list[ChoiceAssembler], metrics: Metrics
+        self, plan: GenerationPlan, client: EngineClient, assemblers: Sequence[Assembler], metrics: Metrics
     ) -> None:
         self.plan = plan
         self._metrics = metrics
         self._timing = _Timing()
-        self._assemblers: dict[str, ChoiceAssembler] = {}
+        self._assemblers: dict[str, Assembler] = {}
         requests = []
         for prompt, token_ids in enumerate(plan.prompts):
             for choice in range(plan.n):
@@ -99,6 +106,7 @@ class Generation:
             prompt_tokens=sum(len(token_ids) for token_ids in self.plan.prompts),
             completion_tokens=sum(assembler.num_tokens for assembler in assemblers),
             cached_tokens=cached,
+            reasoning_tokens=sum(assembler.reasoning_tokens for assembler in assemblers),
         )
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:

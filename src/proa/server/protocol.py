@@ -7,12 +7,9 @@ that would be dangerous are refused, and so are fields whose silent loss would c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self, cast
+from typing import Annotated, Any, ClassVar, Self, cast
 
-import msgspec
 from pydantic import (
-    AfterValidator,
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -25,6 +22,21 @@ from pydantic import (
 )
 
 from proa.core.errors import UserError
+from proa.server.field_types import (
+    MAX_PROMPT_IDS,
+    MAX_TOKEN_ID,
+    Body,
+    Flag,
+    Integer,
+    Name,
+    Number,
+    Off,
+    Text,
+    TokenId,
+    TokenIds,
+    at_most,
+)
+from proa.server.messages import Message, Thinking, Tool
 
 __all__ = [
     "AbortRequest",
@@ -32,24 +44,24 @@ __all__ = [
     "CompletionRequest",
     "DetokenizeRequest",
     "GenerationRequest",
-    "Message",
     "StreamOptions",
     "TokenizeRequest",
 ]
 
 MAX_CHOICES = 128
-MAX_STOPS = 16
+MAX_LOGIT_BIAS = 1024
+MAX_MESSAGES = 10_000
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKENS = 128
-MAX_LOGIT_BIAS = 1024
-MAX_TOP_LOGPROBS = 20
-MAX_TOKEN_ID = 2**31 - 1
-MAX_MESSAGES = 10_000
-MAX_PARTS = 1000
-MAX_PROMPT_IDS = 2_000_000
+MAX_STOPS = 16
 MAX_TEMPLATE_VARIABLES = 32
+MAX_TOOLS = 10_000
+MAX_TOP_LOGPROBS = 20
 # A logit divided by less leaves float32.
 MIN_REPETITION_PENALTY = 1e-6
+
+# Clients with a field for everything send null for what was not set.
+On = Annotated[Flag, BeforeValidator(lambda value: True if value is None else value)]
 
 _FORBIDDEN = ("prompt_embeds", "custom_logit_processor", "logits_processors", "lora_path", "chat_template")
 _UNSUPPORTED = (
@@ -58,47 +70,14 @@ _UNSUPPORTED = (
 )  # fmt: skip
 
 
-def _no_nul(text: str) -> str:
-    if "\0" in text:
-        raise ValueError("text without NUL characters")
-    return text
-
-
-def _at_most(limit: int) -> BeforeValidator:
-    """Refuses a longer list or object before its items are looked at: each bad item would cost an error object."""
-
-    def check(value: Any) -> Any:
-        if isinstance(value, list | dict) and len(value) > limit:
-            raise ValueError(f"at most {limit} items")
-        return value
-
-    return BeforeValidator(check)
-
-
-Text = Annotated[str, AfterValidator(_no_nul)]
-Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-Integer = Annotated[int, Field(strict=True)]
-Flag = Annotated[bool, Field(strict=True)]
-# Clients with a field for everything send null for what was not set.
-Off = Annotated[Flag, BeforeValidator(lambda value: False if value is None else value)]
-On = Annotated[Flag, BeforeValidator(lambda value: True if value is None else value)]
-TokenId = Annotated[int, Field(strict=True, ge=0, le=MAX_TOKEN_ID)]
-TokenIds = Annotated[list[TokenId], Field(fail_fast=True), _at_most(MAX_PROMPT_IDS)]
-Name = Annotated[str, StringConstraints(max_length=1024)]
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True, str_strip_whitespace=False, hide_input_in_errors=True)
-
-
-class StreamOptions(_Model):
+class StreamOptions(Body):
     """When the usage is sent in a stream."""
 
     include_usage: Off = False
     continuous_usage_stats: Off = False
 
 
-class GenerationRequest(_Model):
+class GenerationRequest(Body):
     """What chat completions and completions share."""
 
     # Kept only to refuse what must not be ignored.
@@ -122,10 +101,10 @@ class GenerationRequest(_Model):
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[Number, Field(ge=MIN_REPETITION_PENALTY, le=100)] | None = None
     seed: Annotated[Integer, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: Annotated[str | list[str] | None, _at_most(MAX_STOPS)] = None
-    stop_token_ids: Annotated[list[TokenId] | None, _at_most(MAX_STOP_TOKENS)] = None
+    stop: Annotated[str | list[str] | None, at_most(MAX_STOPS)] = None
+    stop_token_ids: Annotated[list[TokenId] | None, at_most(MAX_STOP_TOKENS)] = None
     ignore_eos: Flag | None = None
-    logit_bias: Annotated[dict[str, Annotated[Number, Field(ge=-100, le=100)]] | None, _at_most(MAX_LOGIT_BIAS)] = None
+    logit_bias: Annotated[dict[str, Annotated[Number, Field(ge=-100, le=100)]] | None, at_most(MAX_LOGIT_BIAS)] = None
     skip_special_tokens: Flag | None = None
     include_stop_str_in_output: Flag | None = None
     user: Name | None = None
@@ -181,78 +160,16 @@ def _kind_of(value: Any) -> Any:
     return value.get("type") if isinstance(value, dict) else value
 
 
-class TextPart(_Model):
-    """A part of a message's content; only text is there yet."""
-
-    type: Literal["text"]
-    text: Text
-
-
-class FunctionCall(_Model):
-    """The function of a call in the history."""
-
-    name: Annotated[Text, StringConstraints(max_length=1024)]
-    arguments: Text = ""
-
-
-class ToolCall(_Model):
-    """A call in the history."""
-
-    id: Name = ""
-    type: Literal["function"] = "function"
-    function: FunctionCall
-
-
-class Message(_Model):
-    """One turn of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Annotated[Text | list[TextPart] | None, _at_most(MAX_PARTS)] = None
-    name: Annotated[Text, StringConstraints(max_length=1024)] | None = None
-    tool_calls: Annotated[list[ToolCall] | None, _at_most(MAX_PARTS)] = None
-    tool_call_id: Annotated[Text, StringConstraints(max_length=1024)] | None = None
-    reasoning: Text | None = None
-    reasoning_content: Text | None = None
-
-    @model_validator(mode="after")
-    def _check_content(self) -> Self:
-        if self.content is None and not (self.role == "assistant" and (self.tool_calls or self._thought)):
-            raise ValueError("a message with content")
-        return self
-
-    @property
-    def _thought(self) -> str | None:
-        return self.reasoning_content if self.reasoning_content is not None else self.reasoning
-
-    def for_template(self) -> dict[str, Any]:
-        """The message as chat templates expect it."""
-        message = self.model_dump(exclude_none=True)
-        message.setdefault("content", "")
-        for call in message.get("tool_calls", ()):
-            call["function"]["arguments"] = _parsed_arguments(call["function"]["arguments"])
-        if (thought := self._thought) is not None:
-            message["reasoning"] = message["reasoning_content"] = thought
-        return message
-
-
-def _parsed_arguments(arguments: str) -> Any:
-    """Templates iterate over the arguments of a call; what is no JSON object stays text."""
-    try:
-        return msgspec.json.decode(arguments, type=dict[str, Any])
-    except msgspec.MsgspecError:
-        return arguments
-
-
 TemplateVariables = Annotated[
     dict[Name, bool | int | float | Annotated[Text, StringConstraints(max_length=10_000)] | None],
-    _at_most(MAX_TEMPLATE_VARIABLES),
+    at_most(MAX_TEMPLATE_VARIABLES),
 ]
 
 
-class _Conversation(_Model):
+class _Conversation(Body):
     """Messages and how they are rendered."""
 
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True), _at_most(MAX_MESSAGES)]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True), at_most(MAX_MESSAGES)]
     add_generation_prompt: Flag | None = None
     continue_final_message: Off = False
     chat_template_kwargs: TemplateVariables | None = None
@@ -278,12 +195,41 @@ class ChatCompletionRequest(GenerationRequest, _Conversation):
     max_completion_tokens: Annotated[Integer, Field(ge=1, le=MAX_TOKEN_ID)] | None = None
     logprobs: Flag | None = None
     top_logprobs: Annotated[Integer, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    tools: Annotated[list[Tool] | None, at_most(MAX_TOOLS)] = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: Flag | None = None
+    thinking: Thinking | None = None
+    enable_thinking: Flag | None = None
+    reasoning_effort: Name | None = None
+
+    @model_validator(mode="after")
+    def _check_tools(self) -> Self:
+        if self.tool_choice not in (None, "none", "auto"):
+            raise UserError("tool_choice", "none or auto", str(self.tool_choice)[:100], code="unsupported_parameter")
+        if self.parallel_tool_calls is False and self.tools:
+            raise _unsupported("parallel_tool_calls")
+        names = [tool.function.name for tool in self.tools or () if tool.function is not None]
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise UserError("tools", "functions with different names", f"{twice!r} twice")
+        return self
+
+    @property
+    def tools_for_prompt(self) -> list[dict[str, Any]]:
+        """The tools as they were sent."""
+        return [tool.model_dump(exclude_unset=True) | {"type": tool.type} for tool in self.tools or ()]
+
+    @property
+    def wants_thinking(self) -> bool | None:
+        """Whether to think before the answer; None: as the model does."""
+        if self.thinking is not None:
+            return self.thinking.type != "disabled"
+        if self.enable_thinking is not None:
+            return self.enable_thinking
+        return False if self.reasoning_effort == "none" else None
 
     @model_validator(mode="after")
     def _check_chat(self) -> Self:
-        extra = self.model_extra or {}
-        if extra.get("tools") and extra.get("tool_choice") != "none":
-            raise _unsupported("tools")
         if self.top_logprobs is not None and not self.logprobs:
             raise UserError("top_logprobs", "logprobs: true beside it", "logprobs off")
         return self
@@ -311,8 +257,8 @@ def _check_prompt(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
 Prompt = Annotated[
     Text
     | TokenIds
-    | Annotated[list[Text], Field(fail_fast=True), _at_most(MAX_CHOICES)]
-    | Annotated[list[TokenIds], Field(fail_fast=True), _at_most(MAX_CHOICES)],
+    | Annotated[list[Text], Field(fail_fast=True), at_most(MAX_CHOICES)]
+    | Annotated[list[TokenIds], Field(fail_fast=True), at_most(MAX_CHOICES)],
     WrapValidator(_check_prompt),
 ]
 
@@ -347,17 +293,18 @@ class CompletionRequest(GenerationRequest):
         return cast("list[str] | list[list[int]]", self.prompt)
 
 
-class TokenizeRequest(_Model):
+class TokenizeRequest(Body):
     """POST /tokenize: either `prompt` (llama.cpp: `content`) or `messages`."""
 
     model: Name | None = None
     prompt: Text | None = None
     content: Text | None = None
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True), _at_most(MAX_MESSAGES)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True), at_most(MAX_MESSAGES)] | None = None
     add_special_tokens: On = True
     add_generation_prompt: Flag | None = None
     continue_final_message: Off = False
     chat_template_kwargs: TemplateVariables | None = None
+    tools: Annotated[list[Tool] | None, at_most(MAX_TOOLS)] = None
     return_token_strs: Off = False
 
     @model_validator(mode="after")
@@ -373,19 +320,20 @@ class TokenizeRequest(_Model):
         return self.prompt if self.prompt is not None else self.content or ""
 
     @property
-    def conversation(self) -> _Conversation | None:
+    def conversation(self) -> ChatCompletionRequest | None:
         """The messages to render and tokenize."""
         if self.messages is None:
             return None
-        return _Conversation.model_construct(
+        return ChatCompletionRequest.model_construct(
             messages=self.messages,
+            tools=self.tools,
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
             chat_template_kwargs=self.chat_template_kwargs,
         )
 
 
-class DetokenizeRequest(_Model):
+class DetokenizeRequest(Body):
     """POST /detokenize."""
 
     model: Name | None = None
@@ -393,7 +341,7 @@ class DetokenizeRequest(_Model):
     skip_special_tokens: Off = False
 
 
-class AbortRequest(_Model):
+class AbortRequest(Body):
     """POST /abort_request: `rid` is a response id, the request's `rid` or its X-Request-Id."""
 
     rid: Name = ""

@@ -28,7 +28,7 @@ class AnswerFormat(Protocol):
     """How deltas become the bodies of one API."""
 
     def first_chunks(self) -> Iterator[dict[str, Any]]: ...
-    def chunk(self, delta: Delta) -> dict[str, Any]: ...
+    def chunks(self, delta: Delta) -> Iterator[dict[str, Any]]: ...
     def usage_chunk(self, usage: Usage) -> dict[str, Any]: ...
     def response(self, deltas: list[Delta], usage: Usage) -> dict[str, Any]: ...
 
@@ -71,11 +71,11 @@ async def _chunks(
                 opened = True
                 for chunk in answer.first_chunks():
                     yield chunk
-            chunk = answer.chunk(delta)
-            if options.include_usage:
-                chunk["usage"] = None
-            if options.continuous_usage_stats:
-                chunk["usage"] = generation.usage.as_dict()
-            yield chunk
+            for chunk in answer.chunks(delta):
+                if options.include_usage:
+                    chunk["usage"] = None
+                if options.continuous_usage_stats:
+                    chunk["usage"] = generation.usage.as_dict()
+                yield chunk
     if options.include_usage:
         yield answer.usage_chunk(generation.usage)

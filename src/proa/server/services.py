@@ -14,9 +14,10 @@ from proa.server.engine_client import EngineClient
 from proa.server.engine_process import EngineState, EngineStatus
 from proa.server.errors import ModelNotFoundError
 from proa.server.frontend import Frontend
-from proa.server.generation import Generation, GenerationPlan
+from proa.server.generation import Assembler, Generation, GenerationPlan
 from proa.server.metrics import Metrics
 from proa.server.protocol import GenerationRequest
+from proa.server.reading_assembler import ReadingAssembler
 from proa.server.sampling import SamplingDefaults, SequenceLimits, build_sampling
 
 __all__ = ["Services"]
@@ -99,20 +100,30 @@ class Services:
             QueueFullError, UnavailableError: not now.
         """
         self.require_ready()
-        assemblers = [
-            ChoiceAssembler(
-                prompt * plan.n + choice,
-                self.frontend.tokenizer,
-                plan.sampling[prompt],
-                eos_token_ids=self.frontend.eos_token_ids,
-                skip_special_tokens=plan.skip_special_tokens,
-                include_stop=plan.include_stop,
-            )
-            for prompt in range(len(plan.prompts))
-            for choice in range(plan.n)
-        ]
+        count = len(plan.prompts) * plan.n
+        assemblers = [self._assembler(plan, index, plan.sampling[index // plan.n]) for index in range(count)]
         try:
             return Generation(plan, self.client, assemblers, self.metrics)
         except QueueFullError:
             self.metrics.request_rejected()
             raise
+
+    def _assembler(self, plan: GenerationPlan, index: int, sampling: SamplingParams) -> Assembler:
+        tokenizer, eos_token_ids = self.frontend.tokenizer, self.frontend.eos_token_ids
+        if plan.reading is not None:
+            return ReadingAssembler(
+                index,
+                tokenizer,
+                sampling,
+                plan.reading,
+                eos_token_ids=eos_token_ids,
+                include_stop=plan.include_stop,
+            )
+        return ChoiceAssembler(
+            index,
+            tokenizer,
+            sampling,
+            eos_token_ids=eos_token_ids,
+            skip_special_tokens=plan.skip_special_tokens,
+            include_stop=plan.include_stop,
+        )

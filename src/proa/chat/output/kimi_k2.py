@@ -97,6 +97,11 @@ class KimiK2Parser:
         """Tool calls so far."""
         return self._calls.num_calls
 
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether the next text would be reasoning."""
+        return self._state is _State.REASONING
+
     def push(self, pieces: Iterable[Piece]) -> list[Event]:
         """Take text and marker tokens as the tokenizer tells them apart."""
         events: list[Event] = []

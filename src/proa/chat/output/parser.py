@@ -22,6 +22,11 @@ class OutputParser(Protocol):
         """Tool calls so far."""
         ...
 
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether the next text would be reasoning."""
+        ...
+
     def push(self, pieces: Iterable[Piece]) -> list[Event]:
         """Take text and marker tokens, told apart by their token ids."""
         ...

@@ -27,17 +27,18 @@ async def create_chat_completion(request: Request) -> Response:
     limits = services.require_ready()
     prompt = await services.frontend.encode_chat(body, max_tokens=limits.max_model_len)
     sampling = services.sampling(
-        body, limits, [prompt], max_new_tokens=body.max_new_tokens, num_logprobs=body.num_logprobs
+        body, limits, [prompt.token_ids], max_new_tokens=body.max_new_tokens, num_logprobs=body.num_logprobs
     )
     plan = GenerationPlan(
         id=new_id("chatcmpl"),
         created=int(time.time()),
         model=body.model or services.config.model_name,
-        prompts=[prompt],
+        prompts=[prompt.token_ids],
         sampling=sampling,
         n=body.n or 1,
         skip_special_tokens=body.skip_special_tokens is not False,
         include_stop=bool(body.include_stop_str_in_output),
+        reading=prompt.reading,
         names=frozenset({request.state.request_id, *([body.rid] if body.rid else [])}),
     )
     answer = ChatFormat(plan, services.frontend.tokenizer, with_logprobs=bool(body.logprobs))

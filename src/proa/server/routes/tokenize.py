@@ -26,7 +26,7 @@ async def tokenize(request: Request) -> Response:
     services.check_model(body.model)
     frontend = services.frontend
     if (conversation := body.conversation) is not None:
-        tokens = await frontend.encode_chat(conversation, max_tokens=None)
+        tokens = (await frontend.encode_chat(conversation, max_tokens=None)).token_ids
     else:
         tokens = await frontend.encode_text(body.text, max_tokens=None, add_special_tokens=body.add_special_tokens)
     ready = services.client.ready

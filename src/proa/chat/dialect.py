@@ -1,0 +1,166 @@
+"""How one checkpoint is talked to: the prompt of a conversation, and how the answer to it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from proa.chat.history import normalise_history
+from proa.chat.kimi_prompt import KimiStyle, PromptOptions, render_prompt
+from proa.chat.output.parser import OutputFamily, OutputParser, output_family
+from proa.chat.output.tools import DeclaredTools, parse_object
+from proa.chat.templates import ChatTemplate
+from proa.chat.tiktoken_tokenizer import TiktokenTokenizer
+from proa.chat.tokenizer import Tokenizer
+from proa.core.errors import UserError
+
+__all__ = ["AnswerReading", "ChatPrompt", "ChatTurn", "Dialect", "KimiDialect", "TemplateDialect"]
+
+# Called with the number of characters of a rendered prompt; raises when it cannot fit.
+SizeCheck = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTurn:
+    """What a request asks for, whatever API it came through.
+
+    messages: OpenAI messages. tools: OpenAI's; empty without. no_calls: `tool_choice` none.
+    thinking: whether to think before the answer; None: as the model does by default.
+    continue_final_message: the last message is to be continued. variables: further variables of the chat template.
+    """
+
+    messages: list[dict[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+    no_calls: bool = False
+    thinking: bool | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerReading:
+    """How the answer to a prompt is read. `marker_ids`: token id -> name of the family's markers."""
+
+    family: OutputFamily
+    marker_ids: Mapping[int, str]
+    tools: DeclaredTools
+    in_reasoning: bool
+    history_calls: int
+    no_calls: bool
+
+    def parser(self) -> OutputParser:
+        """The parser of one answer."""
+        return self.family.parser(
+            self.tools, in_reasoning=self.in_reasoning, history_calls=self.history_calls, no_calls=self.no_calls
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """Token ids of a prompt; `reading` is None where the answer is text and nothing else."""
+
+    token_ids: list[int]
+    reading: AnswerReading | None = None
+
+
+class Dialect(Protocol):
+    """The way one checkpoint is talked to. Thread-safe."""
+
+    def prompt(self, turn: ChatTurn, check_size: SizeCheck) -> ChatPrompt:
+        """The prompt of a conversation.
+
+        Raises:
+            UserError: a conversation this model cannot take.
+        """
+        ...
+
+
+class TemplateDialect:
+    """A checkpoint with a jinja template; its answers are text."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+
+    def prompt(self, turn: ChatTurn, check_size: SizeCheck) -> ChatPrompt:
+        """The prompt as the template writes it."""
+        if self._template is None:
+            raise UserError("messages", "a model with a chat template", "one without", "use /v1/completions")
+        if turn.tools and not turn.no_calls:
+            fix = 'remove it, or set tool_choice: "none"'
+            raise UserError("tools", "a field this model has", "one it does not", fix, code="unsupported_parameter")
+        text = self._template.render(
+            [_with_parsed_arguments(message) for message in turn.messages],
+            add_generation_prompt=turn.add_generation_prompt,
+            continue_final_message=turn.continue_final_message,
+            variables=turn.variables,
+        )
+        check_size(len(text))
+        return ChatPrompt(self._tokenizer.encode_rendered(text))
+
+
+def _with_parsed_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """Templates iterate over the arguments of a call; what is no JSON object stays text."""
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        arguments = call["function"].get("arguments", "")
+        parsed = parse_object(arguments) if isinstance(arguments, str) else arguments
+        function = {**call["function"], "arguments": arguments if parsed is None else parsed}
+        calls.append({**call, "function": function})
+    return {**message, "tool_calls": calls}
+
+
+class KimiDialect:
+    """A Kimi checkpoint: prompts written natively, answers with reasoning and tool calls."""
+
+    _VARIABLES = ("thinking", "enable_thinking", "preserve_thinking")
+
+    def __init__(self, tokenizer: TiktokenTokenizer, style: KimiStyle) -> None:
+        self._tokenizer = tokenizer
+        self._style = style
+        self._family = output_family("kimi_k2")
+        ids = {name: tokenizer.token_id(name) for name in self._family.markers}
+        self._marker_ids = {token_id: name for name, token_id in ids.items() if token_id is not None}
+
+    def prompt(self, turn: ChatTurn, check_size: SizeCheck) -> ChatPrompt:
+        """The prompt in Kimi's own form; earlier calls get Kimi's ids."""
+        if turn.continue_final_message:
+            raise UserError("continue_final_message", "false for this model", "true")
+        history = normalise_history(turn.messages)
+        thinking = self._thinking(turn)
+        options = PromptOptions(
+            thinking=thinking,
+            preserve_thinking=_flag(turn.variables, "preserve_thinking") or False,
+            add_generation_prompt=turn.add_generation_prompt,
+        )
+        pieces = render_prompt(self._style, history.messages, turn.tools, options)
+        check_size(sum(len(text) for text, _ in pieces))
+        reading = AnswerReading(
+            family=self._family,
+            marker_ids=self._marker_ids,
+            tools=DeclaredTools(turn.tools),
+            in_reasoning=self._style.thinks and thinking,
+            history_calls=history.next_index,
+            no_calls=turn.no_calls,
+        )
+        return ChatPrompt(self._tokenizer.encode_pieces(pieces), reading)
+
+    def _thinking(self, turn: ChatTurn) -> bool:
+        if unknown := sorted(set(turn.variables) - set(self._VARIABLES)):
+            raise UserError("chat_template_kwargs", f"only {', '.join(self._VARIABLES)}", ", ".join(unknown))
+        asked = turn.thinking
+        for name in ("thinking", "enable_thinking"):
+            value = _flag(turn.variables, name)
+            asked = value if value is not None else asked
+        return asked is not False or self._style.always_preserves
+
+
+def _flag(variables: Mapping[str, Any], name: str) -> bool | None:
+    value = variables.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise UserError(f"chat_template_kwargs.{name}", "true or false", repr(value))
+    return value
