@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import numpy as np
+from tests.kernels import layer_cases
 from tests.kernels.test_experts import Batch, Experts, forward
 from tests.kernels.weight_cases import WeightCase
 
@@ -34,7 +35,7 @@ def main() -> None:
     print(_C.cpu_info()["isa_in_use"], flush=True)
     for line in sys.stdin:
         case: dict[str, Any] = json.loads(line)
-        run = {"linear": digest_linear, "experts": digest_experts}[case.pop("op")]
+        run = {"linear": digest_linear, "experts": digest_experts, "layer": layer_cases.digest}[case.pop("op")]
         print(run(pool, **case), flush=True)
 
 
