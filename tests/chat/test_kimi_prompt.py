@@ -3,7 +3,7 @@
 import pytest
 
 from proa.chat.history import normalise_history
-from proa.chat.kimi_prompt import STYLES, PromptOptions, prompt_text, render_prompt
+from proa.chat.kimi_prompt import STYLES, PromptOptions, kimi_style, prompt_text, render_prompt
 from proa.chat.kimi_tools import declare_tools
 from proa.core.errors import UserError
 
@@ -63,6 +63,20 @@ def test_default_system_message(style):
     own = "<|im_system|>system<|im_middle|>You are Kimi, an AI assistant created by Moonshot AI.<|im_end|>"
     assert (own in render(style, [USER])) == STYLES[style].default_system
     assert own not in render(style, [{"role": "system", "content": "S"}, USER])
+
+
+@pytest.mark.parametrize(
+    ("model_type", "directory", "template", "style"),
+    [
+        ("kimi_k2", "Kimi-K2-Instruct-0905", "{{ messages }}", "kimi-k2"),
+        ("kimi_k2", "Kimi-K2-Thinking", "...<think>...", "kimi-k2-thinking"),
+        ("kimi_k25", "Kimi-K2.5", "...<think>...", "kimi-k2.6"),
+        ("kimi_k25", "my_model", "", "kimi-k2.6"),
+        ("kimi_k25", "Kimi_K2.7-Code", "...<think>...", "kimi-k2.7-code"),
+    ],
+)
+def test_style_of_a_checkpoint(model_type, directory, template, style):
+    assert kimi_style({"model_type": model_type}, directory, template) is STYLES[style]
 
 
 def test_which_reasoning_stays():
