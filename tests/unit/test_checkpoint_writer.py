@@ -15,7 +15,7 @@ import transformers
 from safetensors import safe_open
 
 from proa.convert import writer as writer_module
-from proa.convert.encoding import FORMATS, encode
+from proa.convert.encoding import FORMATS
 from proa.convert.random_model import DIMENSIONS, write_random_model
 from proa.convert.writer import CheckpointWriter
 from proa.core.errors import CheckpointError, ConfigError
@@ -23,7 +23,7 @@ from proa.models.registry import checkpoint_config
 from proa.weights.checkpoint import Checkpoint
 from proa.weights.formats import ROW_FORMATS
 from proa.weights.linear import read_linear
-from proa.weights.quantize import dequantize
+from proa.weights.quantize import dequantize, quantize
 
 
 def test_shards_index_and_alignment(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_linears_read_back_as_written(tmp_path: Path, to: str) -> None:
     (tmp_path / "config.json").write_text("{}")
     columns = 160 if ROW_FORMATS[to].ragged else 256
     weight = np.random.default_rng(1).standard_normal((9000, columns), np.float32)
-    linear = encode(weight, to)
+    linear = quantize(weight, to)
     with CheckpointWriter(tmp_path) as writer:
         writer.add_linear("p", linear)
     read = read_linear(Checkpoint.open(tmp_path), "p", (9000, columns))

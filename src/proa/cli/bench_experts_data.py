@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from proa.cli.bench_experts_spec import ExpertDims, ExpertSpec, Method
-from proa.convert.encoding import encode
 from proa.layers.kernel_check import block_weight
 from proa.weights.linear import RawLinear
+from proa.weights.quantize import quantize
 
 __all__ = ["Inputs", "RawExpert", "make_inputs", "random_experts"]
 
@@ -44,7 +44,7 @@ def _random_linear(rng: np.random.Generator, method: Method, rows: int, columns:
     if method.layout == "ggml":
         part = block_weight(method.format, made, columns, seed=0)
     else:
-        part = encode(rng.standard_normal((made, columns), np.float32) * np.float32(columns**-0.5), method.format)
+        part = quantize(rng.standard_normal((made, columns), np.float32) * np.float32(columns**-0.5), method.format)
     if made == rows:
         return part
     repeats = -(-rows // made)

@@ -32,11 +32,12 @@ import numpy as np
 from proa.convert import encoding
 from proa.convert.demo_path import demo_model_path
 from proa.convert.demo_source import DemoSource, fetch_gguf
-from proa.convert.encoding import encode, quantization_config
+from proa.convert.encoding import quantization_config
 from proa.convert.writer import CheckpointWriter
 from proa.core.errors import CheckpointError, ConfigError, ProaError
 from proa.weights.formats import ROW_FORMATS
 from proa.weights.progress import LoadProgress, LoadStatus
+from proa.weights.quantize import quantize
 
 __all__ = ["ensure_demo_model"]
 
@@ -132,9 +133,9 @@ class _Builder:
 
     def _write_ends(self, writer: CheckpointWriter) -> None:
         embedding = self.source.tensor("token_embd.weight")
-        writer.add_linear("model.embed_tokens", encode(embedding, self._plain_format))
+        writer.add_linear("model.embed_tokens", quantize(embedding, self._plain_format))
         if self.all_linears:
-            writer.add_linear("lm_head", encode(embedding, self.format))
+            writer.add_linear("lm_head", quantize(embedding, self.format))
         self._write_norm(writer, "output_norm", "model.norm")
 
     def _write_attention(self, writer: CheckpointWriter, layer: int) -> None:
@@ -149,7 +150,7 @@ class _Builder:
             "o_proj": self.source.tensor(f"{source}.attn_output.weight"),
         }
         for name, weight in weights.items():
-            writer.add_linear(f"{target}.self_attn.{name}", encode(weight, self._other_format))
+            writer.add_linear(f"{target}.self_attn.{name}", quantize(weight, self._other_format))
 
     def _write_dense(self, writer: CheckpointWriter, layer: int) -> None:
         gate, up, down = self._feed_forward(layer)
@@ -160,7 +161,7 @@ class _Builder:
         prefix = f"model.layers.{layer}.mlp"
         rows = rng.standard_normal((NUM_SLICES, gate.shape[1]), dtype=np.float32) * np.float32(ROUTER_SCALE)
         router = np.stack([rows, -rows], axis=1).reshape(2 * NUM_SLICES, -1)
-        writer.add_linear(f"{prefix}.gate", encode(router, self._plain_format))
+        writer.add_linear(f"{prefix}.gate", quantize(router, self._plain_format))
         writer.add(f"{prefix}.gate.e_score_correction_bias", "F32", np.zeros(2 * NUM_SLICES, np.float32))
         routed = NUM_SLICES * EXPERT_WIDTH
         shared = slice(routed, None)
@@ -175,10 +176,10 @@ class _Builder:
         self, writer: CheckpointWriter, prefix: str, gate: np.ndarray, up: np.ndarray, down: np.ndarray, to: str
     ) -> None:
         for name, weight in (("gate_proj", gate), ("up_proj", up), ("down_proj", down)):
-            writer.add_linear(f"{prefix}.{name}", encode(weight, to))
+            writer.add_linear(f"{prefix}.{name}", quantize(weight, to))
 
     def _write_norm(self, writer: CheckpointWriter, source: str, target: str) -> None:
-        weight = encode(self.source.tensor(f"{source}.weight")[None], self._plain_format)
+        weight = quantize(self.source.tensor(f"{source}.weight")[None], self._plain_format)
         writer.add(f"{target}.weight", "F32" if weight.format == "f32" else "BF16", weight.data[0])
 
     def _feed_forward(self, layer: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

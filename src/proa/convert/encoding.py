@@ -9,20 +9,14 @@ import numpy as np
 
 from proa.weights.formats import ROW_FORMATS
 from proa.weights.linear import RawLinear
-from proa.weights.quantize import quantize
 
-__all__ = ["FORMATS", "encode", "quantization_config", "stored_tensors"]
+__all__ = ["FORMATS", "quantization_config", "stored_tensors"]
 
 # int8_g32_f16 is left out: only GGUF files have it.
 FORMATS = ("bf16", "f32", "f16", *(n for n, row in ROW_FORMATS.items() if not row.plain and n != "int8_g32_f16"))
 
 _PLAIN_DTYPES = {"f32": "F32", "bf16": "BF16", "f16": "F16"}
 _IGNORE_KEYS = {"compressed-tensors": "ignore", "modelopt": "ignore"}
-
-
-def encode(weight: np.ndarray, to: str) -> RawLinear:
-    """float32 `[out, in]` -> the format `to`; in has to be a multiple of its group."""
-    return quantize(weight, to)
 
 
 def stored_tensors(linear: RawLinear) -> dict[str, tuple[str, np.ndarray]]:

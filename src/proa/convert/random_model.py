@@ -22,12 +22,13 @@ from typing import Any
 import numpy as np
 
 from proa.convert.demo_model import ensure_demo_model
-from proa.convert.encoding import FORMATS, encode, quantization_config
+from proa.convert.encoding import FORMATS, quantization_config
 from proa.convert.writer import CheckpointWriter
 from proa.core.errors import CheckpointError, ConfigError, ProaError
 from proa.weights.formats import ROW_FORMATS
 from proa.weights.json_file import read_json_object
 from proa.weights.linear import RawLinear
+from proa.weights.quantize import quantize
 
 __all__ = ["DIMENSIONS", "RandomDimensions", "write_random_model"]
 
@@ -103,10 +104,10 @@ def _write_tensors(
 ) -> None:
     def random(out_features: int, in_features: int, stored: str = to) -> RawLinear:
         weight = rng.standard_normal((out_features, in_features), dtype=np.float32)
-        return encode(weight * np.float32(INITIALIZER_RANGE), stored)
+        return quantize(weight * np.float32(INITIALIZER_RANGE), stored)
 
     def add_norm(name: str, size: int) -> None:
-        writer.add(f"{name}.weight", plain_dtype, encode(np.ones((1, size), np.float32), plain).data[0])
+        writer.add(f"{name}.weight", plain_dtype, quantize(np.ones((1, size), np.float32), plain).data[0])
 
     plain = "f32" if to == "f32" else "bf16"
     plain_dtype = "F32" if to == "f32" else "BF16"

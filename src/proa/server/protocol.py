@@ -6,6 +6,7 @@ that would be dangerous are refused, and so are fields whose silent loss would c
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Self, cast
 
@@ -210,7 +211,7 @@ class ChatCompletionRequest(GenerationRequest, _Conversation):
             raise _unsupported("parallel_tool_calls")
         names = [tool.function.name for tool in self.tools or () if tool.function is not None]
         if len(set(names)) != len(names):
-            twice = next(name for name in names if names.count(name) > 1)
+            twice = Counter(names).most_common(1)[0][0]
             raise UserError("tools", "functions with different names", f"{twice!r} twice")
         return self
 

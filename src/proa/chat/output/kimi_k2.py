@@ -86,7 +86,7 @@ class KimiK2Parser:
             lambda name, index: call_id(name, history_calls + index),
             muted=no_calls,
         )
-        self._lexer = MarkerLexer(MARKERS)
+        self._lexer: MarkerLexer | None = None  # made for text only
         self._header: list[str] = []
         self._held: list[str] = []  # the beginning of a plain section marker, or a whole one with blanks after it
         self._holds_whole = False
@@ -116,11 +116,13 @@ class KimiK2Parser:
 
     def push_text(self, text: str) -> list[Event]:
         """Take text in which markers are spelled out. They cannot be told from a quotation of them."""
+        if self._lexer is None:
+            self._lexer = MarkerLexer(MARKERS)
         return self.push(self._lexer.push(text))
 
     def finish(self) -> list[Event]:
         """The end of the output: everything held back, and what broken calls were written as if no call came out."""
-        events = self.push(self._lexer.finish())
+        events = self.push(self._lexer.finish()) if self._lexer is not None else []
         self._release(events)
         if self._state is _State.ARGUMENTS:
             self._calls.end(events)
