@@ -53,8 +53,6 @@ struct Kernel {
   // the row may be any that the shape allows. nullptr when act is kF32.
   void (*quantize)(const float* x, int64_t first, int64_t count, int64_t in_features,
                    std::byte* row) noexcept;
-  void (*silu_mul)(const float* gate, const float* up, float* out,
-                   int64_t n) noexcept;  // out = silu(gate) * up
   void (*gemm)(const GemmArgs& args) noexcept;
 };
 

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <limits>
 
-#include "gemm/amx/avx512_parts.h"
 #include "gemm/amx/tile.h"
 #include "gemm/panel.h"
 #include "gemm/registry.h"
@@ -45,7 +44,6 @@ const Kernel kAmxBf16 = {"amx.bf16",
                          ActFormat::kBf16Terms,
                          amx::reject,
                          amx::split,
-                         amx::silu_mul,
                          amx::gemm<amx::Bf16>};
 
 }  // namespace proa::gemm

@@ -8,7 +8,6 @@
 #include "format/fp8_block128.h"
 #include "format/fp8_channel.h"
 #include "format/mxfp8.h"
-#include "gemm/amx/avx512_parts.h"
 #include "gemm/amx/tile.h"
 #include "gemm/panel.h"
 #include "gemm/registry.h"
@@ -99,7 +98,7 @@ constexpr Kernel fp8_kernel(const char* name, WeightFormat weight,
   return {name,         cpu::kAmxTier | cpu::kAmxBf16 | cpu::kAvx512Bf16 | cpu::kAvx512Vbmi,
           weight,       ActFormat::kBf16Terms,
           reject_shape, split,
-          silu_mul,     gemm_fn};
+          gemm_fn};
 }
 
 }  // namespace

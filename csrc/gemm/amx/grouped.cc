@@ -9,7 +9,6 @@
 #include <type_traits>
 #include <utility>
 
-#include "gemm/amx/avx512_parts.h"
 #include "gemm/amx/tile.h"
 #include "gemm/grouped_cells.h"
 #include "gemm/grouped_panels.h"
@@ -241,13 +240,8 @@ struct Cells {
   static constexpr char kPrefix[] = "amx.";
   template <class F>
   static constexpr Kernel cell(const char* name) noexcept {
-    return {name,
-            cpu::kAmxTier | cpu::kAvx512Vnni,
-            F::kFormat,
-            kGroupedAct<F>,
-            format::reject_grouped<F>,
-            quantize<F>,
-            silu_mul,
+    return {name,           cpu::kAmxTier | cpu::kAvx512Vnni, F::kFormat,
+            kGroupedAct<F>, format::reject_grouped<F>,        quantize<F>,
             gemm_tiles<F>};
   }
 };

@@ -7,7 +7,6 @@
 #include <cstring>
 #include <utility>
 
-#include "gemm/amx/avx512_parts.h"
 #include "gemm/amx/tile.h"
 #include "gemm/int16_act.h"
 #include "gemm/panel.h"
@@ -221,7 +220,6 @@ const Kernel kAmxInt8G128 = {"amx.int8_g128",
                              ActFormat::kInt16G128,
                              format::int8_g128::reject,
                              amx::quantize,
-                             amx::silu_mul,
                              amx::gemm};
 
 }  // namespace proa::gemm

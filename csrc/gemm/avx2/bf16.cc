@@ -22,9 +22,7 @@ constexpr int kTokens = 6;
 constexpr int kStreams = 4;
 
 #include "gemm/avx2/vec.h"
-#include "gemm/exp-inl.h"
 #include "gemm/f32_act-inl.h"
-#include "gemm/silu-inl.h"
 
 struct Bf16 {
   static constexpr auto kFormat = format::WeightFormat::kBf16;
@@ -48,9 +46,8 @@ const char* reject(const format::Shape&) noexcept { return nullptr; }
 }  // namespace
 }  // namespace avx2
 
-const Kernel kAvx2Bf16 = {
-    "avx2.bf16", cpu::kAvx2Tier, format::WeightFormat::kBf16,        ActFormat::kF32, avx2::reject,
-    nullptr,     avx2::silu_mul, avx2::gemm<avx2::Lines<avx2::Bf16>>};
+const Kernel kAvx2Bf16 = {"avx2.bf16",  cpu::kAvx2Tier, format::WeightFormat::kBf16,        ActFormat::kF32,
+                          avx2::reject, nullptr,        avx2::gemm<avx2::Lines<avx2::Bf16>>};
 
 }  // namespace proa::gemm
 

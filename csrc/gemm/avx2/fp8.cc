@@ -23,9 +23,7 @@ constexpr int kTokens = 6;
 constexpr int kStreams = 4;
 
 #include "gemm/avx2/vec.h"
-#include "gemm/exp-inl.h"
 #include "gemm/f32_act-inl.h"
-#include "gemm/silu-inl.h"
 
 // The byte moved up 7 bits, its sign 8, is the fp16 of 2^-8 times the value, subnormals included; both steps
 // to f32 are exact. The one NaN pattern would become 480: all its exponent bits are set instead.
@@ -51,7 +49,7 @@ inline void load_fp8_line(const std::byte* line, Vec (&columns)[4]) {
 constexpr Kernel fp8_kernel(const char* name, format::WeightFormat weight,
                             const char* (*reject_shape)(const format::Shape&) noexcept,
                             void (*gemm_fn)(const GemmArgs&) noexcept) {
-  return {name, cpu::kAvx2Tier, weight, ActFormat::kF32, reject_shape, nullptr, silu_mul, gemm_fn};
+  return {name, cpu::kAvx2Tier, weight, ActFormat::kF32, reject_shape, nullptr, gemm_fn};
 }
 
 }  // namespace

@@ -20,8 +20,6 @@ namespace avx2 {
 namespace {
 
 #include "gemm/avx2/vec.h"
-#include "gemm/exp-inl.h"
-#include "gemm/silu-inl.h"
 
 struct Bytes {
   using Reg = __m256i;
@@ -44,7 +42,7 @@ struct Cells {
   template <class F>
   static constexpr Kernel cell(const char* name) noexcept {
     return {name,        cpu::kAvx2Tier, F::kFormat, kGroupedAct<F>, format::reject_grouped<F>,
-            quantize<F>, silu_mul,       gemm<F>};
+            quantize<F>, gemm<F>};
   }
 };
 

@@ -24,16 +24,14 @@ constexpr int kStreams = 4;
 #include "gemm/avx2/grouped_codes-inl.h"
 #include "gemm/avx2/vec.h"
 #include "gemm/avx2/vec_grouped-inl.h"
-#include "gemm/exp-inl.h"
 #include "gemm/f32_act-inl.h"
-#include "gemm/silu-inl.h"
 
 struct Cells {
   static constexpr char kPrefix[] = "avx2.f32_act.";
   template <class F>
   static constexpr Kernel cell(const char* name) noexcept {
-    return {name,    cpu::kAvx2Tier, F::kFormat,      ActFormat::kF32, format::reject_grouped<F>,
-            nullptr, silu_mul,       gemm<Grouped<F>>};
+    return {name,    cpu::kAvx2Tier,  F::kFormat, ActFormat::kF32, format::reject_grouped<F>,
+            nullptr, gemm<Grouped<F>>};
   }
 };
 

@@ -20,8 +20,6 @@ namespace avxvnni {
 namespace {
 
 #include "gemm/avx2/vec.h"
-#include "gemm/exp-inl.h"
-#include "gemm/silu-inl.h"
 
 template <class F>
 inline __m256i dot_quads(__m256i dot, const __m256i (&quads)[8], int first, int count,
@@ -41,13 +39,8 @@ struct Cells {
   static constexpr char kPrefix[] = "avxvnni.";
   template <class F>
   static constexpr Kernel cell(const char* name) noexcept {
-    return {name,
-            cpu::kAvx2Tier | cpu::kAvxVnni,
-            F::kFormat,
-            kGroupedAct<F>,
-            format::reject_grouped<F>,
-            quantize<F>,
-            silu_mul,
+    return {name,           cpu::kAvx2Tier | cpu::kAvxVnni, F::kFormat,
+            kGroupedAct<F>, format::reject_grouped<F>,      quantize<F>,
             gemm<F>};
   }
 };

@@ -19,8 +19,6 @@ namespace avx2 {
 namespace {
 
 #include "gemm/avx2/vec.h"
-#include "gemm/exp-inl.h"
-#include "gemm/silu-inl.h"
 
 using format::int8_g128::kQuadBytes;
 
@@ -79,7 +77,6 @@ const Kernel kAvx2Int8G128 = {"avx2.int8_g128",
                               ActFormat::kInt16G128,
                               format::int8_g128::reject,
                               avx2::quantize,
-                              avx2::silu_mul,
                               avx2::gemm};
 
 }  // namespace proa::gemm

@@ -18,8 +18,6 @@ namespace avxvnni {
 namespace {
 
 #include "gemm/avx2/vec.h"
-#include "gemm/exp-inl.h"
-#include "gemm/silu-inl.h"
 
 using format::int8_g128::kQuadBytes;
 
@@ -64,14 +62,10 @@ inline void dot_group(const std::byte* codes, int64_t steps, const int8_t* const
 }  // namespace
 }  // namespace avxvnni
 
-const Kernel kAvxVnniInt8G128 = {"avxvnni.int8_g128",
-                                 cpu::kAvx2Tier | cpu::kAvxVnni,
-                                 format::WeightFormat::kInt8G128,
-                                 ActFormat::kInt16G128,
-                                 format::int8_g128::reject,
-                                 avxvnni::quantize,
-                                 avxvnni::silu_mul,
-                                 avxvnni::gemm};
+const Kernel kAvxVnniInt8G128 = {
+    "avxvnni.int8_g128",   cpu::kAvx2Tier | cpu::kAvxVnni, format::WeightFormat::kInt8G128,
+    ActFormat::kInt16G128, format::int8_g128::reject,      avxvnni::quantize,
+    avxvnni::gemm};
 
 }  // namespace proa::gemm
 

@@ -24,9 +24,7 @@ constexpr int kTokens = 12;
 constexpr int kStreams = 4;
 
 #include "gemm/avx512/vec.h"
-#include "gemm/exp-inl.h"
 #include "gemm/f32_act-inl.h"
-#include "gemm/silu-inl.h"
 
 struct Bf16 {
   static constexpr auto kFormat = format::WeightFormat::kBf16;
@@ -51,7 +49,6 @@ const Kernel kAvx512Bf16 = {"avx512.bf16",
                             ActFormat::kF32,
                             avx512::reject,
                             nullptr,
-                            avx512::silu_mul,
                             avx512::gemm<avx512::Lines<avx512::Bf16>>};
 
 }  // namespace proa::gemm

@@ -24,9 +24,7 @@ constexpr int kTokens = 12;
 constexpr int kStreams = 4;
 
 #include "gemm/avx512/vec.h"
-#include "gemm/exp-inl.h"
 #include "gemm/f32_act-inl.h"
-#include "gemm/silu-inl.h"
 
 struct F16 {
   static constexpr auto kFormat = format::WeightFormat::kF16;
@@ -48,9 +46,13 @@ const char* reject(const format::Shape&) noexcept { return nullptr; }
 }  // namespace
 }  // namespace avx512
 
-const Kernel kAvx512F16 = {
-    "avx512.f16",   cpu::kAvx512Tier, format::WeightFormat::kF16, ActFormat::kF32,
-    avx512::reject, nullptr,          avx512::silu_mul,           avx512::gemm<avx512::Lines<avx512::F16>>};
+const Kernel kAvx512F16 = {"avx512.f16",
+                           cpu::kAvx512Tier,
+                           format::WeightFormat::kF16,
+                           ActFormat::kF32,
+                           avx512::reject,
+                           nullptr,
+                           avx512::gemm<avx512::Lines<avx512::F16>>};
 
 }  // namespace proa::gemm
 

@@ -24,9 +24,7 @@ constexpr int kTokens = 12;
 constexpr int kStreams = 4;
 
 #include "gemm/avx512/vec.h"
-#include "gemm/exp-inl.h"
 #include "gemm/f32_act-inl.h"
-#include "gemm/silu-inl.h"
 
 struct F32 {
   static constexpr auto kFormat = format::WeightFormat::kF32;
@@ -43,9 +41,13 @@ const char* reject(const format::Shape&) noexcept { return nullptr; }
 }  // namespace
 }  // namespace avx512
 
-const Kernel kAvx512F32 = {
-    "avx512.f32",   cpu::kAvx512Tier, format::WeightFormat::kF32, ActFormat::kF32,
-    avx512::reject, nullptr,          avx512::silu_mul,           avx512::gemm<avx512::Lines<avx512::F32>>};
+const Kernel kAvx512F32 = {"avx512.f32",
+                           cpu::kAvx512Tier,
+                           format::WeightFormat::kF32,
+                           ActFormat::kF32,
+                           avx512::reject,
+                           nullptr,
+                           avx512::gemm<avx512::Lines<avx512::F32>>};
 
 }  // namespace proa::gemm
 

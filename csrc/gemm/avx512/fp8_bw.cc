@@ -29,15 +29,13 @@ constexpr int kStreams = 4;
 #include "gemm/avx512/fp8_pairs_bw-inl.h"
 #include "gemm/avx512/vec.h"
 #include "gemm/avx512/widened_fp8-inl.h"
-#include "gemm/exp-inl.h"
 #include "gemm/f32_act-inl.h"
 #include "gemm/fp8_weights-inl.h"
-#include "gemm/silu-inl.h"
 
 constexpr Kernel fp8_kernel(const char* name, format::WeightFormat weight,
                             const char* (*reject_shape)(const format::Shape&) noexcept,
                             void (*gemm_fn)(const GemmArgs&) noexcept) {
-  return {name, cpu::kAvx512Tier, weight, ActFormat::kF32, reject_shape, nullptr, silu_mul, gemm_fn};
+  return {name, cpu::kAvx512Tier, weight, ActFormat::kF32, reject_shape, nullptr, gemm_fn};
 }
 
 }  // namespace

@@ -23,8 +23,6 @@ namespace avx512_bw {
 namespace {
 
 #include "gemm/avx512/vec.h"
-#include "gemm/exp-inl.h"
-#include "gemm/silu-inl.h"
 
 constexpr int kTokenCounts[] = {1, 2, 3, 4, 6, 8, 12};
 
@@ -49,7 +47,7 @@ struct Cells {
   template <class F>
   static constexpr Kernel cell(const char* name) noexcept {
     return {name,        cpu::kAvx512Tier, F::kFormat, kGroupedAct<F>, format::reject_grouped<F>,
-            quantize<F>, silu_mul,         gemm<F>};
+            quantize<F>, gemm<F>};
   }
 };
 

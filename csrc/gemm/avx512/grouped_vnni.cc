@@ -22,8 +22,6 @@ namespace avx512_vnni {
 namespace {
 
 #include "gemm/avx512/vec.h"
-#include "gemm/exp-inl.h"
-#include "gemm/silu-inl.h"
 
 // At 16: the totals, 8 quads, the scale and temporaries of the 32 registers.
 constexpr int kTokenCounts[] = {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16};
@@ -46,13 +44,8 @@ struct Cells {
   static constexpr char kPrefix[] = "avx512.";
   template <class F>
   static constexpr Kernel cell(const char* name) noexcept {
-    return {name,
-            cpu::kAvx512Tier | cpu::kAvx512Vnni,
-            F::kFormat,
-            kGroupedAct<F>,
-            format::reject_grouped<F>,
-            quantize<F>,
-            silu_mul,
+    return {name,           cpu::kAvx512Tier | cpu::kAvx512Vnni, F::kFormat,
+            kGroupedAct<F>, format::reject_grouped<F>,           quantize<F>,
             gemm<F>};
   }
 };

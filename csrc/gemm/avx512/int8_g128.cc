@@ -21,8 +21,6 @@ namespace avx512 {
 namespace {
 
 #include "gemm/avx512/vec.h"
-#include "gemm/exp-inl.h"
-#include "gemm/silu-inl.h"
 
 using format::int8_g128::kQuadBytes;
 
@@ -157,7 +155,6 @@ const Kernel kAvx512Int8G128 = {"avx512.int8_g128",
                                 ActFormat::kInt16G128,
                                 format::int8_g128::reject,
                                 avx512::quantize,
-                                avx512::silu_mul,
                                 avx512::gemm};
 
 }  // namespace proa::gemm

@@ -19,18 +19,5 @@ struct Vec {
   static __mmask16 mask(int lanes) { return static_cast<__mmask16>((1u << lanes) - 1u); }
 
   static Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
-  static Vec add(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
-  static Vec sub(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
   static Vec mul(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
-  static Vec div(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
-  static Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
-  // Lanes of `value` where x >= limit or x is NaN, 0 elsewhere.
-  static Vec zero_below(Vec x, Vec limit, Vec value) {
-    return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, limit.v, _CMP_NLT_UQ), value.v)};
-  }
-  // 2^n for the integer n in the low mantissa bits of t = 1.5 * 2^23 + n.
-  static Vec power_of_two(Vec t) {
-    const __m512i shifted = _mm512_slli_epi32(_mm512_castps_si512(t.v), 23);
-    return {_mm512_castsi512_ps(_mm512_add_epi32(shifted, _mm512_set1_epi32(0x3f800000)))};
-  }
 };

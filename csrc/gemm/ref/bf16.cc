@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "gemm/ref/each_output.h"
-#include "gemm/ref/vec.h"
 #include "gemm/registry.h"
 
 namespace proa::gemm {
@@ -24,7 +23,6 @@ void gemm(const GemmArgs& args) noexcept {
 
 }  // namespace
 
-const Kernel kRefBf16 = {"ref.bf16",    0,   format::WeightFormat::kBf16, ActFormat::kF32, reject, nullptr,
-                         ref::silu_mul, gemm};
+const Kernel kRefBf16 = {"ref.bf16", 0, format::WeightFormat::kBf16, ActFormat::kF32, reject, nullptr, gemm};
 
 }  // namespace proa::gemm

@@ -5,7 +5,6 @@
 #include "format/fp8_channel.h"
 #include "format/mxfp8.h"
 #include "gemm/ref/each_output.h"
-#include "gemm/ref/vec.h"
 #include "gemm/registry.h"
 
 namespace proa::gemm {
@@ -56,7 +55,7 @@ void mxfp8(const GemmArgs& args) noexcept {
 constexpr Kernel fp8_kernel(const char* name, format::WeightFormat weight,
                             const char* (*reject_shape)(const format::Shape&) noexcept,
                             void (*gemm_fn)(const GemmArgs&) noexcept) {
-  return {name, 0, weight, ActFormat::kF32, reject_shape, nullptr, ref::silu_mul, gemm_fn};
+  return {name, 0, weight, ActFormat::kF32, reject_shape, nullptr, gemm_fn};
 }
 
 }  // namespace

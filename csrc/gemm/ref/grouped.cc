@@ -5,7 +5,6 @@
 #include "gemm/grouped_cells.h"
 #include "gemm/quantized_act.h"
 #include "gemm/ref/each_output.h"
-#include "gemm/ref/vec.h"
 #include "gemm/registry.h"
 
 namespace proa::gemm {
@@ -91,8 +90,7 @@ struct Cells {
   static constexpr char kPrefix[] = "ref.";
   template <class F>
   static constexpr Kernel cell(const char* name) noexcept {
-    return {name,          0,      F::kFormat, kGroupedAct<F>, format::reject_grouped<F>, quantize<F>,
-            ref::silu_mul, gemm<F>};
+    return {name, 0, F::kFormat, kGroupedAct<F>, format::reject_grouped<F>, quantize<F>, gemm<F>};
   }
 };
 
@@ -100,8 +98,7 @@ struct F32Cells {
   static constexpr char kPrefix[] = "ref.f32_act.";
   template <class F>
   static constexpr Kernel cell(const char* name) noexcept {
-    return {name,          0,          F::kFormat, ActFormat::kF32, format::reject_grouped<F>, nullptr,
-            ref::silu_mul, gemm_f32<F>};
+    return {name, 0, F::kFormat, ActFormat::kF32, format::reject_grouped<F>, nullptr, gemm_f32<F>};
   }
 };
 

@@ -6,7 +6,6 @@
 
 #include "gemm/int16_act.h"
 #include "gemm/ref/each_output.h"
-#include "gemm/ref/vec.h"
 #include "gemm/registry.h"
 
 namespace proa::gemm {
@@ -65,13 +64,8 @@ void gemm(const GemmArgs& args) noexcept {
 
 }  // namespace
 
-const Kernel kRefInt8G128 = {"ref.int8_g128",
-                             0,
-                             format::WeightFormat::kInt8G128,
-                             ActFormat::kInt16G128,
-                             format::int8_g128::reject,
-                             quantize,
-                             ref::silu_mul,
-                             gemm};
+const Kernel kRefInt8G128 = {
+    "ref.int8_g128", 0,   format::WeightFormat::kInt8G128, ActFormat::kInt16G128, format::int8_g128::reject,
+    quantize,        gemm};
 
 }  // namespace proa::gemm
