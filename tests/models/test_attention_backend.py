@@ -10,11 +10,12 @@ from tests.models.variants import VARIANTS
 
 from proa.attention.backend import create_attention
 from proa.core.errors import ConfigError
+from proa.device.cpu import CpuDevice
 
 
 def test_unknown_backend_names_the_known_ones(runtime):
     with pytest.raises(ConfigError, match=r"\['cpu'\], got fast"):
-        create_attention("fast", runtime)
+        create_attention("fast", CpuDevice(runtime))
 
 
 def test_one_model_serves_two_pools_in_turn(make_case):

@@ -8,6 +8,7 @@ import transformers
 from tests.models.variants import COMMON, GQA, MLA, SIGMOID_MOE
 
 from proa.core.errors import UnsupportedError
+from proa.device.cpu import CpuDevice
 from proa.layers.rotary import RotaryEmbedding
 from proa.models.registry import decoder_spec, read_config
 
@@ -48,7 +49,7 @@ def test_tables_and_softmax_scale_equal_transformers(model_type, values, runtime
 
     # An identity matrix as heads: rotating the first and the second element of each pair shows both tables.
     x = torch.eye(rotary.dim).repeat(POSITIONS, 1, 1)
-    RotaryEmbedding(runtime, rotary, POSITIONS).forward(x, torch.arange(POSITIONS, dtype=torch.int32))
+    RotaryEmbedding(CpuDevice(runtime), rotary, POSITIONS).forward(x, torch.arange(POSITIONS, dtype=torch.int32))
     pairs = torch.arange(rotary.dim)
     first, second = (pairs[0::2], pairs[1::2]) if rotary.interleaved else pairs.chunk(2)
     assert rotary.interleaved == (model_type == "deepseek_v3" and values.get("rope_interleave", True))

@@ -10,8 +10,8 @@ import torch
 from proa.attention.batch import ForwardBatch
 from proa.attention.cpu import CpuAttention
 from proa.core.errors import ConfigError
+from proa.device.backend import Device
 from proa.kvcache.pool import KVPool
-from proa.native.runtime import CpuRuntime
 
 __all__ = ["AttentionBackend", "AttentionStep", "create_attention"]
 
@@ -42,11 +42,11 @@ class AttentionBackend(Protocol):
     def begin(self, batch: ForwardBatch, kv: KVPool) -> AttentionStep: ...
 
 
-BACKENDS: dict[str, Callable[[CpuRuntime], AttentionBackend]] = {"cpu": CpuAttention}
+BACKENDS: dict[str, Callable[[Device], AttentionBackend]] = {"cpu": CpuAttention}
 
 
-def create_attention(name: str, runtime: CpuRuntime) -> AttentionBackend:
+def create_attention(name: str, device: Device) -> AttentionBackend:
     """The backend called `name`. Raises ConfigError naming the known ones."""
     if name not in BACKENDS:
         raise ConfigError("attention backend", f"one of {sorted(BACKENDS)}", name)
-    return BACKENDS[name](runtime)
+    return BACKENDS[name](device)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from proa.attention.batch import ForwardBatch
+from proa.device.backend import Device
 from proa.kvcache.pool import KVPool
 from proa.native import ops
-from proa.native.runtime import CpuRuntime
 
 __all__ = ["CpuAttention"]
 
@@ -17,8 +17,8 @@ class CpuAttention:
 
     __slots__ = ("_kv", "_layers", "_pool")
 
-    def __init__(self, runtime: CpuRuntime) -> None:
-        self._pool = runtime.pool
+    def __init__(self, device: Device) -> None:
+        self._pool = device.runtime.pool
         self._kv: KVPool | None = None
         self._layers: list[_LayerCache] = []
 

@@ -1,1 +1,1 @@
-"""Trunk layers of the CPU path: float32 activations, weights in the format of the checkpoint."""
+"""Trunk layers on any device: float32 activations, weights in the format of the checkpoint."""

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from proa.device.backend import Weight
 from proa.layers.parameters import ParameterReader
-from proa.native import ops
-from proa.native.ops import PackedWeight
-from proa.native.runtime import CpuRuntime
 
 __all__ = ["Linear"]
 
@@ -21,10 +19,9 @@ class Linear:
     their formats allow it; otherwise each writes its own columns of `out`.
     """
 
-    __slots__ = ("_bias", "_pool", "in_features", "out_features", "parts")
+    __slots__ = ("_bias", "in_features", "out_features", "parts")
 
-    def __init__(self, runtime: CpuRuntime, parts: Sequence[PackedWeight], bias: torch.Tensor | None = None) -> None:
-        self._pool = runtime.pool
+    def __init__(self, parts: Sequence[Weight], bias: torch.Tensor | None = None) -> None:
         self._bias = bias
         self.parts = tuple(parts)
         self.in_features: int = parts[0].in_features
@@ -43,19 +40,19 @@ class Linear:
         """Reads `{name}.weight` (in any format) of each name and, with `bias`, `{name}.bias`."""
         parts = reader.pack(names, out_features, in_features)
         biases = [reader.vector(f"{n}.bias", rows) for n, rows in zip(names, out_features, strict=True)] if bias else []
-        return cls(reader.runtime, parts, torch.cat(biases) if biases else None)
+        return cls(parts, reader.device.place(torch.cat(biases)) if biases else None)
 
     @property
     def nbytes(self) -> int:
         return sum(part.nbytes for part in self.parts)
 
-    def forward(self, x: torch.Tensor, out: torch.Tensor) -> None:
+    def forward(self, x: torch.Tensor, out: torch.Tensor, *, accumulate: bool = False) -> None:
         if len(self.parts) == 1:
-            ops.linear(self._pool, x, self.parts[0], out, bias=self._bias)
+            self.parts[0].forward(x, out, self._bias, accumulate)
             return
         start = 0
         for part in self.parts:
             stop = start + part.out_features
             bias = None if self._bias is None else self._bias[start:stop]
-            ops.linear(self._pool, x, part, out[:, start:stop], bias=bias)
+            part.forward(x, out[:, start:stop], bias, accumulate)
             start = stop

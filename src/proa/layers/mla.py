@@ -15,14 +15,12 @@ import numpy as np
 import torch
 
 from proa.attention.backend import AttentionStep
+from proa.device.backend import HeadsWeight
 from proa.layers.linear import Linear
 from proa.layers.norm import RMSNorm
 from proa.layers.parameters import ParameterReader
 from proa.layers.rotary import RotaryEmbedding, RotarySpec
 from proa.layers.workspace import Workspace
-from proa.native import ops
-from proa.native.ops import PackedWeight
-from proa.native.runtime import CpuRuntime
 from proa.weights.linear import RawLinear
 from proa.weights.quantization import FP8_BLOCK
 
@@ -108,7 +106,6 @@ class LatentAttention:
         "_kv_norm",
         "_layer",
         "_output",
-        "_pool",
         "_q_norm",
         "_query",
         "_rank",
@@ -120,7 +117,6 @@ class LatentAttention:
 
     def __init__(
         self,
-        runtime: CpuRuntime,
         spec: MlaSpec,
         layer: int,
         rotary: RotaryEmbedding,
@@ -129,11 +125,10 @@ class LatentAttention:
         q_norm: RMSNorm | None,
         query: Linear | None,
         kv_norm: RMSNorm,
-        w_uk: list[PackedWeight],
-        w_uv: list[PackedWeight],
+        w_uk: HeadsWeight,
+        w_uv: HeadsWeight,
         output: Linear,
     ) -> None:
-        self._pool = runtime.pool
         self._layer = layer
         self._rotary = rotary
         self._rank = spec.kv_lora_rank
@@ -169,7 +164,6 @@ class LatentAttention:
         )
         kv_norm = RMSNorm.load(reader, f"{prefix}.kv_a_layernorm", size=spec.kv_lora_rank, eps=spec.norm_eps)
         return cls(
-            reader.runtime,
             spec,
             layer,
             rotary,
@@ -185,7 +179,7 @@ class LatentAttention:
     @property
     def nbytes(self) -> int:
         linears = (self._input, self._output) if self._query is None else (self._input, self._query, self._output)
-        return sum(part.nbytes for part in (*linears, *self._w_uk, *self._w_uv))
+        return sum(part.nbytes for part in (*linears, self._w_uk, self._w_uv))
 
     def forward(
         self, x: torch.Tensor, positions: torch.Tensor, rows: MlaRows, step: AttentionStep, out: torch.Tensor
@@ -197,11 +191,11 @@ class LatentAttention:
             self._query.forward(rows.q_latent, rows.q_projected)
         self._kv_norm.forward(rows.latent_norm, rows.latent_norm)
         self._rotary.forward(rows.latent_rope, positions, offset=self._rank)
-        ops.heads_linear(self._pool, rows.q_nope, self._w_uk, rows.query_absorbed)
+        self._w_uk.forward(rows.q_nope, rows.query_absorbed)
         rows.query_rope.copy_(rows.q_rope)
         self._rotary.forward(rows.query, positions, offset=self._rank)
         step.attend(self._layer, query=rows.query, key=rows.latent, value=None, scale=self._scale, out=rows.attended)
-        ops.heads_linear(self._pool, rows.attended, self._w_uv, rows.heads)
+        self._w_uv.forward(rows.attended, rows.heads)
         self._output.forward(rows.heads_rows, out)
 
 
@@ -211,25 +205,24 @@ def _load_input(reader: ParameterReader, prefix: str, q_name: str, spec: MlaSpec
     widths = [spec.input_dim, spec.latent_dim]
     parts = reader.pack(names, widths, spec.hidden)
     if not spec.bias:
-        return Linear(reader.runtime, parts)
+        return Linear(parts)
     q_bias = torch.zeros(widths[0])
     if spec.q_lora_rank is not None:
         q_bias = reader.vector(f"{names[0]}.bias", widths[0])
-    return Linear(reader.runtime, parts, torch.cat([q_bias, reader.vector(f"{names[1]}.bias", widths[1])]))
+    bias = torch.cat([q_bias, reader.vector(f"{names[1]}.bias", widths[1])])
+    return Linear(parts, reader.device.place(bias))
 
 
-def _load_absorbed(reader: ParameterReader, name: str, spec: MlaSpec) -> tuple[list[PackedWeight], list[PackedWeight]]:
+def _load_absorbed(reader: ParameterReader, name: str, spec: MlaSpec) -> tuple[HeadsWeight, HeadsWeight]:
     """Per head: W_uk `[rank, nope_dim]`, the key rows of kv_b_proj transposed, and W_uv `[value_dim, rank]`."""
     head_rows = spec.nope_dim + spec.value_dim
     raw = reader.raw_linear(name, spec.num_heads * head_rows, spec.kv_lora_rank)
     if not _splits_exactly(raw, spec):
-        values = reader.pack_raw(raw).dequantize()
+        values = reader.values(raw)
         raw = RawLinear("f32", raw.out_features, raw.in_features, values, None)
-    w_uk: list[PackedWeight] = []
-    w_uv: list[PackedWeight] = []
-    for start in range(0, raw.out_features, head_rows):
-        w_uk.append(reader.pack_raw(_transposed(_rows(raw, start, start + spec.nope_dim))))
-        w_uv.append(reader.pack_raw(_rows(raw, start + spec.nope_dim, start + head_rows)))
+    starts = range(0, raw.out_features, head_rows)
+    w_uk = reader.pack_heads([_transposed(_rows(raw, start, start + spec.nope_dim)) for start in starts])
+    w_uv = reader.pack_heads([_rows(raw, start + spec.nope_dim, start + head_rows) for start in starts])
     reader.packed(name)
     return w_uk, w_uv
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from proa.core.errors import UnsupportedError
+from proa.layers.linear import Linear
 from proa.layers.parameters import ParameterReader
 from proa.layers.workspace import Workspace
 from proa.native.ops import ExpertLayer
 
-__all__ = ["SILU", "Activation", "GatedMLP", "MlpNames", "load_experts"]
+__all__ = ["SILU", "Activation", "GatedMLP", "MlpNames", "load_experts", "load_mlp"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,46 +97,85 @@ def load_experts(
     return layer
 
 
-class GatedMLP:
-    """A single gated MLP that sees every token: a dense layer or the shared experts. An expert layer of one expert."""
+class GatedMLP(Protocol):
+    """A single gated MLP that sees every token: a dense layer or the shared experts."""
 
-    __slots__ = ("_experts", "_ids", "_weights")
+    @property
+    def nbytes(self) -> int: ...
+
+    def forward(self, x: torch.Tensor, out: torch.Tensor, *, accumulate: bool = False) -> None:
+        """`x`, `out` float32 `[T, hidden]`; with `accumulate` the result is added to `out`."""
+
+
+def load_mlp(
+    reader: ParameterReader,
+    prefix: str,
+    workspace: Workspace,
+    *,
+    hidden: int,
+    intermediate: int,
+    activation: Activation,
+    names: MlpNames,
+) -> GatedMLP:
+    """Reads `{prefix}.{gate,up,down}` into the form the device of the trunk computes fastest."""
+    if not reader.device.fuses_mlps:
+        widths = [intermediate, intermediate]
+        sides = [f"{prefix}.{names.gate}", f"{prefix}.{names.up}"]
+        gate_up = Linear.load(reader, sides, out_features=widths, in_features=hidden)
+        down = Linear.load(reader, [f"{prefix}.{names.down}"], out_features=[hidden], in_features=intermediate)
+        return _LinearMlp(gate_up, down, activation, workspace)
+    experts = load_experts(
+        reader,
+        [prefix],
+        names,
+        hidden=hidden,
+        intermediate=intermediate,
+        activation=activation,
+        workspace=workspace,
+        max_top_k=1,
+    )
+    return _ExpertMlp(experts, workspace)
+
+
+class _ExpertMlp:
+    """An expert layer of one expert on the CPU."""
+
+    __slots__ = ("_experts", "_ids", "_weights", "nbytes")
 
     def __init__(self, experts: ExpertLayer, workspace: Workspace) -> None:
         self._experts = experts
         self._ids = workspace.rows("mlp.ids", workspace.max_tokens, 1, dtype=torch.int32)
         self._weights = workspace.rows("mlp.weights", workspace.max_tokens, 1)
         self._weights.fill_(1.0)
-
-    @classmethod
-    def load(
-        cls,
-        reader: ParameterReader,
-        prefix: str,
-        workspace: Workspace,
-        *,
-        hidden: int,
-        intermediate: int,
-        activation: Activation,
-        names: MlpNames,
-    ) -> GatedMLP:
-        experts = load_experts(
-            reader,
-            [prefix],
-            names,
-            hidden=hidden,
-            intermediate=intermediate,
-            activation=activation,
-            workspace=workspace,
-            max_top_k=1,
-        )
-        return cls(experts, workspace)
-
-    @property
-    def nbytes(self) -> int:
-        return int(self._experts.nbytes)
+        self.nbytes = int(experts.nbytes)
 
     def forward(self, x: torch.Tensor, out: torch.Tensor, *, accumulate: bool = False) -> None:
-        """`x`, `out` float32 `[T, hidden]`; with `accumulate` the result is added to `out`."""
         tokens = x.shape[0]
         self._experts.forward(x, self._ids[:tokens], self._weights[:tokens], out, accumulate=accumulate)
+
+
+class _LinearMlp:
+    """Two linears and what joins gate and up between them."""
+
+    __slots__ = ("_activation", "_down", "_gate_up", "_gated_product", "_workspace", "nbytes")
+
+    def __init__(self, gate_up: Linear, down: Linear, activation: Activation, workspace: Workspace) -> None:
+        self._gate_up = gate_up
+        self._down = down
+        self._activation = activation
+        self._gated_product = workspace.device.gated_product
+        self._workspace = workspace
+        self.nbytes = gate_up.nbytes + down.nbytes
+        self._rows(workspace.max_tokens)  # takes the memory now
+
+    def forward(self, x: torch.Tensor, out: torch.Tensor, *, accumulate: bool = False) -> None:
+        gate_up, hidden = self._rows(x.shape[0])
+        self._gate_up.forward(x, gate_up)
+        how = self._activation
+        self._gated_product(gate_up, hidden, gating=how.gating, limit=how.limit, alpha=how.alpha)
+        self._down.forward(hidden, out, accumulate=accumulate)
+
+    def _rows(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        width = self._down.in_features
+        gate_up = self._workspace.rows(f"mlp.{width}.gate_up", tokens, 2 * width)
+        return gate_up, self._workspace.rows(f"mlp.{width}.hidden", tokens, width)

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from proa.core.errors import CheckpointError
+from proa.device.backend import Device, HeadsWeight, Weight
 from proa.layers.kernel_check import Activations, KernelUse
 from proa.native.ops import PackedWeight
-from proa.native.runtime import CpuRuntime
 from proa.weights.checkpoint import Checkpoint
 from proa.weights.expert_source import ExpertSource
 from proa.weights.experts import check_num_experts, expert_linear_tensors, read_expert_linear
@@ -33,7 +33,7 @@ class ParameterReader:
     """
 
     checkpoint: Checkpoint
-    runtime: CpuRuntime
+    device: Device
     progress: LoadProgress
     experts: ExpertSource | None = None
     expert_activations: Activations = "int8"
@@ -41,7 +41,7 @@ class ParameterReader:
     _used: set[str] = field(default_factory=set)
 
     def vector(self, name: str, size: int) -> torch.Tensor:
-        """A norm weight or bias as float32 `[size]`."""
+        """A norm weight or bias as float32 `[size]`, on the CPU."""
         values = read_array(self.checkpoint, name, (size,))
         self._finish_tensor(name)
         return torch.from_numpy(values)
@@ -90,16 +90,23 @@ class ParameterReader:
         if self.experts is None:
             check_num_experts(self.checkpoint, prefix, num_experts)
 
-    def pack(self, names: Sequence[str], out_features: Sequence[int], in_features: int) -> list[PackedWeight]:
+    def pack(self, names: Sequence[str], out_features: Sequence[int], in_features: int) -> list[Weight]:
         """Packs linears that read the same input, stacked along their rows into one where their formats allow it."""
         raws = [self.raw_linear(n, rows, in_features) for n, rows in zip(names, out_features, strict=True)]
-        parts = [self.pack_raw(raw) for raw in ([_stack(raws)] if _can_stack(raws) else raws)]
+        parts = [self.device.pack(raw) for raw in ([_stack(raws)] if _can_stack(raws) else raws)]
         for name in names:
             self.packed(name)
         return parts
 
-    def pack_raw(self, raw: RawLinear) -> PackedWeight:
-        return PackedWeight.pack(self.runtime.pool, raw)
+    def pack_raw(self, raw: RawLinear) -> Weight:
+        return self.device.pack(raw)
+
+    def pack_heads(self, raws: Sequence[RawLinear]) -> HeadsWeight:
+        return self.device.pack_heads(raws)
+
+    def values(self, raw: RawLinear) -> np.ndarray:
+        """What `raw` stands for, float32 `[out, in]`."""
+        return PackedWeight.pack(self.device.runtime.pool, raw).dequantize()
 
     def finish(self, ignore: Callable[[str], bool]) -> None:
         """Raises CheckpointError for tensors nobody read, but those that `ignore(name)` excuses."""

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from proa.native import ops
-from proa.native.runtime import CpuRuntime
+from proa.device.backend import Device
 
 __all__ = ["RotaryEmbedding", "RotarySpec", "YarnSpec"]
 
@@ -65,22 +64,22 @@ class RotarySpec:
 class RotaryEmbedding:
     """Tables for positions 0 .. max_positions - 1, and their application in place."""
 
-    __slots__ = ("_cos", "_interleaved", "_pool", "_sin")
+    __slots__ = ("_cos", "_interleaved", "_rope", "_sin")
 
-    def __init__(self, runtime: CpuRuntime, spec: RotarySpec, max_positions: int) -> None:
-        self._pool = runtime.pool
+    def __init__(self, device: Device, spec: RotarySpec, max_positions: int) -> None:
+        self._rope = device.rope
         self._interleaved = spec.interleaved
         angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * spec.inverse_frequencies()
         factor = 1.0 if spec.yarn is None else spec.yarn.table_factor()
-        self._cos = angles.cos() * factor
-        self._sin = angles.sin() * factor
+        self._cos = device.place(angles.cos() * factor)
+        self._sin = device.place(angles.sin() * factor)
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, *, offset: int = 0) -> None:
         """Rotates dims `offset .. offset + dim` of each head of `x` float32 `[T, heads, D]` in place.
 
         `positions`: int32 `[T]`, each below max_positions.
         """
-        ops.rope(self._pool, x, self._cos, self._sin, positions, offset=offset, interleaved=self._interleaved)
+        self._rope(x, self._cos, self._sin, positions, offset=offset, interleaved=self._interleaved)
 
 
 def _mscale(factor: float, mscale: float) -> float:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import torch
 
-from proa.native.ops import ExpertWorkspace, ThreadPool
+from proa.device.backend import Device
+from proa.native.ops import ExpertWorkspace
 
 __all__ = ["Workspace"]
 
 
 class Workspace:
-    """Named buffers of `max_tokens` rows. Layers of one kind ask for the same names and so share the memory.
+    """Named buffers of `max_tokens` rows on the device of the trunk.
 
-    `experts` is the scratch of every expert layer and MLP, grown by each while it is loaded to what it needs.
+    Layers of one kind ask for the same names and so share the memory. `experts` is the scratch of every expert layer
+    on the CPU, grown by each while it is loaded to what it needs.
     """
 
-    __slots__ = ("_buffers", "experts", "max_tokens")
+    __slots__ = ("_buffers", "device", "experts", "max_tokens")
 
-    def __init__(self, pool: ThreadPool, max_tokens: int) -> None:
-        self.experts = ExpertWorkspace(pool, max_tokens)
+    def __init__(self, device: Device, max_tokens: int) -> None:
+        self.device = device
+        self.experts = ExpertWorkspace(device.runtime.pool, max_tokens)
         self.max_tokens = max_tokens
         self._buffers: dict[str, torch.Tensor] = {}
 
@@ -29,7 +32,7 @@ class Workspace:
         """
         buffer = self._buffers.get(name)
         if buffer is None:
-            buffer = self._buffers[name] = torch.zeros(self.max_tokens, *shape, dtype=dtype)
+            buffer = self._buffers[name] = self.device.rows(self.max_tokens, *shape, dtype=dtype)
         assert buffer.shape[1:] == shape and buffer.dtype == dtype, f"workspace buffer {name} has two shapes"
         return buffer[:tokens]
 

@@ -16,7 +16,7 @@ from proa.layers.embedding import Embedding, load_output_head
 from proa.layers.gqa import GqaRows, GqaSpec, GroupedQueryAttention
 from proa.layers.linear import Linear
 from proa.layers.mla import LatentAttention, MlaRows, MlaSpec
-from proa.layers.mlp import GatedMLP, MlpNames
+from proa.layers.mlp import GatedMLP, MlpNames, load_mlp
 from proa.layers.norm import RMSNorm
 from proa.layers.parameters import ParameterReader
 from proa.layers.rotary import RotaryEmbedding
@@ -99,13 +99,13 @@ class Decoder:
     @classmethod
     def load(cls, reader: ParameterReader, spec: DecoderSpec, *, max_tokens: int, max_positions: int) -> Decoder:
         """Reads and packs all parameters. `max_tokens`: of one forward; `max_positions`: of a sequence."""
-        workspace = Workspace(reader.runtime.pool, max_tokens)
-        rotary = RotaryEmbedding(reader.runtime, spec.attention.rotary, max_positions)
+        workspace = Workspace(reader.device, max_tokens)
+        rotary = RotaryEmbedding(reader.device, spec.attention.rotary, max_positions)
         embedding = Embedding.load(reader, "model.embed_tokens", vocab_size=spec.vocab_size, hidden=spec.hidden)
         layers = [DecoderLayer.load(reader, spec, layer, rotary, workspace) for layer in range(spec.num_layers)]
         norm = RMSNorm.load(reader, "model.norm", size=spec.hidden, eps=spec.norm_eps)
         head = load_output_head(reader, "lm_head", embedding, tied=spec.tied_head)
-        backend = create_attention("cpu", reader.runtime)
+        backend = create_attention("cpu", reader.device)
         return cls(spec, backend, workspace, embedding=embedding, layers=layers, norm=norm, head=head)
 
     @property
@@ -223,7 +223,7 @@ class DecoderLayer:
         if layer in spec.moe_layers:
             mlp = MoeLayer.load(reader, prefix, spec.moe, layer, workspace)
         else:
-            mlp = GatedMLP.load(
+            mlp = load_mlp(
                 reader,
                 f"{prefix}.mlp",
                 workspace,

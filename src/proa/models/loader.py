@@ -14,6 +14,8 @@ import torch
 
 from proa.attention.batch import ForwardBatch, StillWanted
 from proa.core.errors import ConfigError
+from proa.device.backend import Device
+from proa.device.cpu import CpuDevice
 from proa.kvcache.layout import KVLayout
 from proa.kvcache.pool import KVPool
 from proa.layers.kernel_check import Activations, check_kernels
@@ -109,11 +111,13 @@ def load_model(
     progress: LoadProgress | None = None,
     experts: ExpertSource | None = None,
     expert_activations: Activations = "int8",
+    device: Device | None = None,
 ) -> Model:
-    """Packs every weight for the CPU, tensor by tensor.
+    """Packs every weight, tensor by tensor, into its place.
 
     `experts`: where the routed experts come from instead of `checkpoint`, see `open_experts`.
     `expert_activations`: what the inputs of gated MLPs may be rounded to; "bf16" trades speed for accuracy.
+    `device`: of the trunk, around the same `runtime`; None: the CPU.
     `max_tokens`: largest forward; `max_positions`: longest sequence, at most the model's own limit (else ConfigError).
     Raises CheckpointError naming a tensor that is missing, unexpected or of a wrong shape, and KernelFaultError when a
     kernel fails its self-test.
@@ -125,7 +129,7 @@ def load_model(
     progress = progress or LoadProgress()
     expert_bytes = 0 if experts is None else experts.stored_bytes
     progress.start(sum(checkpoint.nbytes(n) for n in checkpoint.names if not ignored(n)) + expert_bytes, "weights")
-    reader = ParameterReader(checkpoint, runtime, progress, experts, expert_activations)
+    reader = ParameterReader(checkpoint, device or CpuDevice(runtime), progress, experts, expert_activations)
     spec = decoder_spec(config)
     with ExitStack() as stack:
         stack.enter_context(_without_garbage_collection())
@@ -162,7 +166,7 @@ def _without_garbage_collection() -> Iterator[None]:
 def _check_kernels(reader: ParameterReader) -> None:
     """Raises KernelFaultError when a kernel that the model runs on does not compute what it should."""
     start = time.perf_counter()
-    checks = check_kernels(reader.runtime.pool, reader.kernel_uses)
+    checks = check_kernels(reader.device.runtime.pool, reader.kernel_uses)
     names = ", ".join(check.kernel for check in checks)
     logger.info("self-test of %s passed in %.0f ms", names, (time.perf_counter() - start) * 1e3)
 

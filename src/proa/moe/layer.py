@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
-from proa.layers.mlp import Activation, GatedMLP, MlpNames
+from proa.layers.mlp import Activation, GatedMLP, MlpNames, load_mlp
 from proa.layers.parameters import ParameterReader
 from proa.layers.workspace import Workspace
 from proa.moe.cpu_experts import CpuExperts
 from proa.moe.router import Router, RouterSpec, TopK
-from proa.moe.strategy import AllCpu, ExpertStrategy, LayerContext
+from proa.moe.strategy import ExpertStrategy, LayerContext, create_strategy
 from proa.moe.traffic import ExpertTraffic
 
 __all__ = ["MoeLayer", "MoeRows", "MoeSpec"]
@@ -78,7 +78,7 @@ class MoeLayer:
         )
         shared = None
         if spec.shared_intermediate:
-            shared = GatedMLP.load(
+            shared = load_mlp(
                 reader,
                 f"{block}.shared_experts",
                 workspace,
@@ -88,7 +88,7 @@ class MoeLayer:
                 names=spec.names,
             )
         nbytes = router.nbytes + experts.nbytes + (0 if shared is None else shared.nbytes)
-        return cls(layer, router, AllCpu(experts), shared, nbytes=nbytes)
+        return cls(layer, router, create_strategy(experts, workspace), shared, nbytes=nbytes)
 
     @property
     def nbytes(self) -> int:
@@ -102,6 +102,8 @@ class MoeLayer:
     def forward(self, x: torch.Tensor, rows: MoeRows, out: torch.Tensor) -> None:
         """`x`, `out` float32 `[T, hidden]`."""
         self._router.forward(x, rows.logits, rows.topk)
-        self._strategy.forward(x, rows.topk, LayerContext(self._layer, out))
+        ctx = LayerContext(self._layer, out)
+        self._strategy.submit(x, rows.topk, ctx)
         if self._shared is not None:
             self._shared.forward(x, out, accumulate=True)
+        self._strategy.finish(x, rows.topk, ctx)

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from proa.device.backend import Device
 from proa.layers.linear import Linear
 from proa.layers.parameters import ParameterReader
-from proa.native import ops
-from proa.native.runtime import CpuRuntime
 
 __all__ = ["Router", "RouterSpec", "TopK"]
 
@@ -45,10 +44,10 @@ class TopK:
 class Router:
     """Router of one layer: a linear to `num_experts` logits, then the choice."""
 
-    __slots__ = ("_bias", "_gate", "_pool", "spec")
+    __slots__ = ("_bias", "_gate", "_route", "spec")
 
-    def __init__(self, runtime: CpuRuntime, spec: RouterSpec, gate: Linear, bias: torch.Tensor | None) -> None:
-        self._pool = runtime.pool
+    def __init__(self, device: Device, spec: RouterSpec, gate: Linear, bias: torch.Tensor | None) -> None:
+        self._route = device.route
         self.spec = spec
         self._gate = gate
         self._bias = bias
@@ -57,8 +56,10 @@ class Router:
     def load(cls, reader: ParameterReader, prefix: str, spec: RouterSpec, *, hidden: int) -> Router:
         """Reads `{prefix}.weight` and, with a bias, `{prefix}.e_score_correction_bias`."""
         gate = Linear.load(reader, [prefix], out_features=[spec.num_experts], in_features=hidden)
-        bias = reader.vector(f"{prefix}.e_score_correction_bias", spec.num_experts) if spec.bias else None
-        return cls(reader.runtime, spec, gate, bias)
+        bias = None
+        if spec.bias:
+            bias = reader.device.place(reader.vector(f"{prefix}.e_score_correction_bias", spec.num_experts))
+        return cls(reader.device, spec, gate, bias)
 
     @property
     def nbytes(self) -> int:
@@ -68,8 +69,7 @@ class Router:
         """`x` float32 `[T, hidden]`; writes `logits` `[T, num_experts]` and `topk`."""
         self._gate.forward(x, logits)
         spec = self.spec
-        ops.route(
-            self._pool,
+        self._route(
             logits,
             topk.ids,
             topk.weights,

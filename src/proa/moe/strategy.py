@@ -1,4 +1,14 @@
-"""Where the routed experts of a batch run."""
+"""Where the routed experts of a batch run.
+
+A strategy belongs to one layer. Its forward has two halves, so that shared experts are computed on the device of the
+trunk while routed experts run on the CPU:
+
+    strategy.submit(x, topk, ctx)      starts; `ctx.out` holds what is done by then, or zeros
+    shared experts                     added to `ctx.out`
+    strategy.finish(x, topk, ctx)      waits; what was not in `ctx.out` yet is added to it
+
+`x`, `topk` and `ctx.out` lie on the device of the trunk and stay untouched by others between the two calls.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +17,12 @@ from typing import Protocol
 
 import torch
 
+from proa.layers.workspace import Workspace
 from proa.moe.cpu_experts import CpuExperts
 from proa.moe.router import TopK
 from proa.moe.traffic import ExpertTraffic
 
-__all__ = ["AllCpu", "ExpertStrategy", "LayerContext"]
+__all__ = ["AllCpu", "ExpertStrategy", "LayerContext", "create_strategy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,18 +34,21 @@ class LayerContext:
 
 
 class ExpertStrategy(Protocol):
-    """One way to run the routed experts of a layer."""
+    """One way to run the routed experts of a layer: `out` = sum over k of weight * expert(x)."""
 
     @property
     def traffic(self) -> ExpertTraffic:
         """Of the experts that run on the CPU."""
 
-    def forward(self, x: torch.Tensor, topk: TopK, ctx: LayerContext) -> torch.Tensor:
-        """`x` float32 `[T, hidden]` -> sum over k of weight * expert(x), written to and returned as `ctx.out`."""
+    def submit(self, x: torch.Tensor, topk: TopK, ctx: LayerContext) -> None:
+        """`x` float32 `[T, hidden]`. Writes all of `ctx.out`."""
+
+    def finish(self, x: torch.Tensor, topk: TopK, ctx: LayerContext) -> None:
+        """The same tensors as in `submit`."""
 
 
 class AllCpu:
-    """Every expert on the CPU."""
+    """Every expert on the CPU, as the trunk is."""
 
     __slots__ = ("_experts",)
 
@@ -45,6 +59,14 @@ class AllCpu:
     def traffic(self) -> ExpertTraffic:
         return self._experts.traffic
 
-    def forward(self, x: torch.Tensor, topk: TopK, ctx: LayerContext) -> torch.Tensor:
+    def submit(self, x: torch.Tensor, topk: TopK, ctx: LayerContext) -> None:
         self._experts.forward(x, topk, ctx.out)
-        return ctx.out
+
+    def finish(self, x: torch.Tensor, topk: TopK, ctx: LayerContext) -> None:
+        """All was done by `submit`."""
+
+
+def create_strategy(experts: CpuExperts, workspace: Workspace) -> ExpertStrategy:
+    """For a layer whose experts are all in CPU memory and whose trunk runs on the device of `workspace`."""
+    assert workspace.device.name == "cpu", workspace.device.name
+    return AllCpu(experts)
