@@ -1,0 +1,45 @@
+"""Triton where it is installed. Elsewhere kernels can be imported, and launching one says what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from proa.core.errors import UnsupportedError
+
+__all__ = ["INTERPRETED", "jit", "next_power_of_2", "tl"]
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    INTERPRETED = False
+
+    class _MissingLanguage:
+        """What default arguments of kernels name."""
+
+        constexpr = object()
+
+    class _MissingKernel:
+        """Takes a grid and arguments, and raises."""
+
+        def __init__(self, function: Callable[..., None]) -> None:
+            self._name = function.__name__
+
+        def __getitem__(self, grid: object) -> Callable[..., None]:
+            return self._launch
+
+        def _launch(self, *_args: object, **_options: object) -> None:
+            raise UnsupportedError(f"GPU kernel {self._name}", "the package triton", "none", "pip install triton")
+
+    tl = _MissingLanguage()
+    jit: Any = _MissingKernel
+else:
+    jit = triton.jit
+    # TRITON_INTERPRET=1: kernels run on the CPU, program after program, as numpy. It has no bf16 arithmetic.
+    INTERPRETED = bool(triton.knobs.runtime.interpret)
+
+
+def next_power_of_2(n: int) -> int:
+    """The least power of two that is not below `n`."""
+    return 1 << (n - 1).bit_length()

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+# Without a GPU the kernels run in Triton's interpreter, which has to be chosen before they are imported.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+if find_spec("triton") is None:
+    collect_ignore_glob = ["*"]
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    """The GPU, or the CPU for kernels in the interpreter."""
+    from proa.kernels.triton_import import INTERPRETED
+
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    if not INTERPRETED:
+        pytest.skip("the kernels were imported before the interpreter was chosen")
+    return torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
