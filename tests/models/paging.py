@@ -24,9 +24,10 @@ class Sequence:
 class Pager:
     """Hands out blocks in an order that is never consecutive, and remembers every token's logits."""
 
-    def __init__(self, model, num_blocks: int, dtype: str = "float32") -> None:
+    def __init__(self, model, num_blocks: int, dtype: str = "float32", device: str = "cpu") -> None:
         self.model = model
-        self.kv = KVPool(model.layout, num_blocks, BLOCK_SIZE, dtype)
+        self.device = torch.device(device)
+        self.kv = KVPool(model.layout, num_blocks, BLOCK_SIZE, dtype, self.device)
         self._free = list(range(0, num_blocks, 2)) + list(range(1, num_blocks, 2))
 
     def sequence(self, max_tokens: int) -> Sequence:
@@ -56,15 +57,15 @@ class Pager:
             start += len(tokens)
             sequence.length += len(tokens)
         batch = ForwardBatch(
-            token_ids=torch.cat([tokens for _, tokens in chunks]),
-            positions=torch.cat(positions).int(),
-            sequence_ids=torch.cat(ids).int(),
-            slots=torch.cat(slots).int(),
-            block_tables=table,
+            token_ids=torch.cat([tokens for _, tokens in chunks]).to(self.device),
+            positions=torch.cat(positions).int().to(self.device),
+            sequence_ids=torch.cat(ids).int().to(self.device),
+            slots=torch.cat(slots).int().to(self.device),
+            block_tables=table.to(self.device),
             block_size=BLOCK_SIZE,
-            logit_rows=torch.cat(logit_rows).int(),
+            logit_rows=torch.cat(logit_rows).int().to(self.device),
         )
-        logits = self.model.forward(batch, self.kv, still_wanted)
+        logits = self.model.forward(batch, self.kv, still_wanted).cpu()
         if still_wanted is not None:
             return logits
         parts = logits.split([len(rows) for rows in logit_rows])

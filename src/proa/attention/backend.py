@@ -9,6 +9,7 @@ import torch
 
 from proa.attention.batch import ForwardBatch
 from proa.attention.cpu import CpuAttention
+from proa.attention.gpu import TorchAttention
 from proa.core.errors import ConfigError
 from proa.device.backend import Device
 from proa.kvcache.pool import KVPool
@@ -42,7 +43,7 @@ class AttentionBackend(Protocol):
     def begin(self, batch: ForwardBatch, kv: KVPool) -> AttentionStep: ...
 
 
-BACKENDS: dict[str, Callable[[Device], AttentionBackend]] = {"cpu": CpuAttention}
+BACKENDS: dict[str, Callable[[Device], AttentionBackend]] = {"cpu": CpuAttention, "torch": TorchAttention}
 
 
 def create_attention(name: str, device: Device) -> AttentionBackend:

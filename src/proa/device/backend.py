@@ -76,6 +76,9 @@ class Device(Protocol):
     def rows(self, num_rows: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Zeros `[num_rows, *shape]`, scratch of a forward."""
 
+    def host_rows(self, num_rows: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """The same in CPU memory that the device copies from and to directly."""
+
     def pack(self, raw: RawLinear) -> Weight: ...
 
     def pack_heads(self, raws: Sequence[RawLinear]) -> HeadsWeight:

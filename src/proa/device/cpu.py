@@ -44,6 +44,9 @@ class CpuDevice:
     def rows(self, num_rows: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.zeros(num_rows, *shape, dtype=dtype)
 
+    def host_rows(self, num_rows: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return self.rows(num_rows, *shape, dtype=dtype)
+
     def pack(self, raw: RawLinear) -> Weight:
         return _CpuWeight(self.runtime, PackedWeight.pack(self.runtime.pool, raw))
 

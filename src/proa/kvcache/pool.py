@@ -13,6 +13,7 @@ __all__ = ["KVDtype", "KVPool", "kv_bytes_per_token"]
 
 KVDtype = Literal["float32", "bfloat16"]
 
+_CPU = torch.device("cpu")
 _ITEM_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2}
 
 
@@ -24,27 +25,34 @@ def kv_bytes_per_token(layout: KVLayout, dtype: KVDtype) -> int:
 class KVPool:
     """`num_blocks * block_size` slots per layer; slot `block * block_size + offset`.
 
-    Pages are zero and take no memory until they are first written: the OS hands them out lazily.
+    On the CPU pages are zero and take no memory until they are first written: the OS hands them out lazily.
     MLA keeps one tensor per layer; its values are a view of the keys' first `value_dim` columns.
     """
 
-    def __init__(self, layout: KVLayout, num_blocks: int, block_size: int, dtype: KVDtype = "float32") -> None:
+    def __init__(
+        self,
+        layout: KVLayout,
+        num_blocks: int,
+        block_size: int,
+        dtype: KVDtype = "float32",
+        device: torch.device = _CPU,
+    ) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype: KVDtype = dtype
         slots = num_blocks * block_size
         shape = (slots, layout.num_kv_heads, layout.key_dim)
-        self._keys = [_lazy_zeros(shape, dtype) for _ in range(layout.num_layers)]
+        self._keys = [_zeros(shape, dtype, device) for _ in range(layout.num_layers)]
         if layout.latent:
             self._values = [key[:, :, : layout.value_dim] for key in self._keys]
         else:
             shape = (slots, layout.num_kv_heads, layout.value_dim)
-            self._values = [_lazy_zeros(shape, dtype) for _ in range(layout.num_layers)]
+            self._values = [_zeros(shape, dtype, device) for _ in range(layout.num_layers)]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of address space, all of them in memory once every slot was used."""
+        """Bytes of address space (of GPU memory), all of them in memory once every slot was used."""
         return kv_bytes_per_token(self.layout, self.dtype) * self.num_blocks * self.block_size
 
     def key(self, layer: int) -> torch.Tensor:
@@ -56,7 +64,9 @@ class KVPool:
         return self._values[layer]
 
 
-def _lazy_zeros(shape: tuple[int, ...], dtype: KVDtype) -> torch.Tensor:
+def _zeros(shape: tuple[int, ...], dtype: KVDtype, device: torch.device) -> torch.Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=getattr(torch, dtype), device=device)
     # np.zeros is calloc: untouched pages; torch.zeros would write them all.
     if dtype == "float32":
         return torch.from_numpy(np.zeros(shape, dtype=np.float32))

@@ -72,7 +72,7 @@ class Rows:
 
 
 class Decoder:
-    """A loaded model on the CPU. One forward at a time: its scratch is shared."""
+    """A loaded model. One forward at a time: its scratch is shared."""
 
     def __init__(
         self,
@@ -97,15 +97,20 @@ class Decoder:
         self._rows_of(workspace.max_tokens)
 
     @classmethod
-    def load(cls, reader: ParameterReader, spec: DecoderSpec, *, max_tokens: int, max_positions: int) -> Decoder:
-        """Reads and packs all parameters. `max_tokens`: of one forward; `max_positions`: of a sequence."""
+    def load(
+        cls, reader: ParameterReader, spec: DecoderSpec, *, max_tokens: int, max_positions: int, attention: str
+    ) -> Decoder:
+        """Reads and packs all parameters. `max_tokens`: of one forward; `max_positions`: of a sequence.
+
+        `attention`: the name of an attention backend for the device.
+        """
         workspace = Workspace(reader.device, max_tokens)
         rotary = RotaryEmbedding(reader.device, spec.attention.rotary, max_positions)
         embedding = Embedding.load(reader, "model.embed_tokens", vocab_size=spec.vocab_size, hidden=spec.hidden)
         layers = [DecoderLayer.load(reader, spec, layer, rotary, workspace) for layer in range(spec.num_layers)]
         norm = RMSNorm.load(reader, "model.norm", size=spec.hidden, eps=spec.norm_eps)
         head = load_output_head(reader, "lm_head", embedding, tied=spec.tied_head)
-        backend = create_attention("cpu", reader.device)
+        backend = create_attention(attention, reader.device)
         return cls(spec, backend, workspace, embedding=embedding, layers=layers, norm=norm, head=head)
 
     @property
@@ -132,10 +137,10 @@ class Decoder:
         return sum((layer.traffic for layer in self._layers), ExpertTraffic())
 
     def forward(self, batch: ForwardBatch, kv: KVPool, still_wanted: StillWanted | None = None) -> torch.Tensor:
-        """Runs T tokens and returns float32 logits `[L, vocab]` of `batch.logit_rows`, a tensor of its own.
+        """Runs T tokens; float32 logits `[L, vocab]` of `batch.logit_rows`, a tensor of its own on the device.
 
-        Rows that `still_wanted`, asked between layers, leaves out are not computed further and have no logits. A row's
-        logits do not depend on the other rows, bit for bit.
+        Rows that `still_wanted`, asked between layers, leaves out are not computed further and have no logits. On the
+        CPU a row's logits do not depend on the other rows, bit for bit.
         """
         rows = self._rows_of(batch.token_ids.shape[0])
         step = self._backend.begin(batch, kv)
@@ -146,9 +151,10 @@ class Decoder:
             layer.feed_forward(rows)
             wanted = None if still_wanted is None else still_wanted()
             if wanted is not None:
-                batch = batch.select(wanted)
                 if not wanted.numel():
-                    return torch.empty(0, self._spec.vocab_size)
+                    return self._logits(0)
+                wanted = wanted.to(rows.residual.device)
+                batch = batch.select(wanted)
                 rows = self._narrow(rows, wanted)
                 step = self._backend.begin(batch, kv)
             delta = rows.delta
@@ -158,7 +164,7 @@ class Decoder:
     def _finish(self, rows: Rows, logit_rows: torch.Tensor) -> torch.Tensor:
         """After the attention of the last layer, which fills the cache, only rows whose logits are wanted go on."""
         count = logit_rows.shape[0]
-        logits = torch.empty(count, self._spec.vocab_size)
+        logits = self._logits(count)
         if count == 0:
             return logits
         if count < rows.residual.shape[0]:
@@ -167,6 +173,9 @@ class Decoder:
         self._norm.add_forward(rows.residual, rows.delta, rows.normed)
         self._head.forward(rows.normed, logits)
         return logits
+
+    def _logits(self, count: int) -> torch.Tensor:
+        return torch.empty(count, self._spec.vocab_size, device=self._workspace.device.torch_device)
 
     def _narrow(self, rows: Rows, kept: torch.Tensor) -> Rows:
         """Scratch views whose residual and delta are rows `kept` [K] of those of `rows`."""

@@ -112,12 +112,13 @@ def load_model(
     experts: ExpertSource | None = None,
     expert_activations: Activations = "int8",
     device: Device | None = None,
+    attention: str = "cpu",
 ) -> Model:
     """Packs every weight, tensor by tensor, into its place.
 
     `experts`: where the routed experts come from instead of `checkpoint`, see `open_experts`.
     `expert_activations`: what the inputs of gated MLPs may be rounded to; "bf16" trades speed for accuracy.
-    `device`: of the trunk, around the same `runtime`; None: the CPU.
+    `device`: of the trunk, around the same `runtime`; None: the CPU. `attention`: a backend for it.
     `max_tokens`: largest forward; `max_positions`: longest sequence, at most the model's own limit (else ConfigError).
     Raises CheckpointError naming a tensor that is missing, unexpected or of a wrong shape, and KernelFaultError when a
     kernel fails its self-test.
@@ -136,7 +137,7 @@ def load_model(
         stack.enter_context(checkpoint.read_ahead(skip=ignored))
         if experts is not None:
             stack.enter_context(experts.read_ahead())
-        model = Decoder.load(reader, spec, max_tokens=max_tokens, max_positions=max_positions)
+        model = Decoder.load(reader, spec, max_tokens=max_tokens, max_positions=max_positions, attention=attention)
     reader.finish(ignored)
     progress.finish()
     _check_kernels(reader)

@@ -17,12 +17,11 @@ from typing import Protocol
 
 import torch
 
-from proa.layers.workspace import Workspace
 from proa.moe.cpu_experts import CpuExperts
 from proa.moe.router import TopK
 from proa.moe.traffic import ExpertTraffic
 
-__all__ = ["AllCpu", "ExpertStrategy", "LayerContext", "create_strategy"]
+__all__ = ["AllCpu", "ExpertStrategy", "LayerContext"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +63,3 @@ class AllCpu:
 
     def finish(self, x: torch.Tensor, topk: TopK, ctx: LayerContext) -> None:
         """All was done by `submit`."""
-
-
-def create_strategy(experts: CpuExperts, workspace: Workspace) -> ExpertStrategy:
-    """For a layer whose experts are all in CPU memory and whose trunk runs on the device of `workspace`."""
-    assert workspace.device.name == "cpu", workspace.device.name
-    return AllCpu(experts)
