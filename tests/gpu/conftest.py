@@ -23,9 +23,23 @@ def device() -> torch.device:
         return torch.device("cuda")
     if not INTERPRETED:
         pytest.skip("the kernels were imported before the interpreter was chosen")
+    _convert_bounds_of_loops()
     return torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(0)
+
+
+def _convert_bounds_of_loops() -> None:
+    """Triton 3.6 makes integers of arrays of one element, which numpy 2.4 has ended."""
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patch_all(tensor: type, scope: object) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patch_all

@@ -1,0 +1,254 @@
+"""Attention of single tokens over the paged cache: the context is split over programs, then combined (Dao, 2023).
+
+How many splits there are depends on the number of tokens and the GPU alone, so a captured graph serves any context:
+each program takes its share of whatever the context is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from proa.kernels.online_softmax import LOG2_E, AttentionShape, key_slots, scores, softmax_step
+from proa.kernels.triton_import import INTERPRETED, jit, next_power_of_2, tl
+
+__all__ = ["DecodeScratch", "paged_decode"]
+
+# Query heads of one program, on tensor cores and in float32.
+_MAX_HEADS, _MAX_EXACT_HEADS = 64, 16
+
+
+class DecodeScratch:
+    """What the splits of a call hand over, for calls of up to `max_tokens` tokens; shared by all layers."""
+
+    __slots__ = ("_max_tokens", "_processors", "partial", "scales")
+
+    def __init__(self, max_tokens: int, num_heads: int, value_dim: int, device: torch.device) -> None:
+        self._max_tokens = max_tokens
+        processors = 4
+        if device.type == "cuda":
+            processors = torch.cuda.get_device_properties(device).multi_processor_count
+        self._processors = processors
+        slots = max(tokens * self.splits(tokens, 1) for tokens in range(1, max_tokens + 1))
+        self.partial = torch.zeros(slots, num_heads, value_dim, device=device)
+        self.scales = torch.zeros(slots, num_heads, device=device)
+
+    def splits(self, tokens: int, programs: int) -> int:
+        """Splits of the context that fill the GPU once with `programs` programs a token and split."""
+        assert tokens <= self._max_tokens, f"scratch for {self._max_tokens} tokens, got {tokens}"
+        return max(1, self._processors // (tokens * programs))
+
+    @property
+    def nbytes(self) -> int:
+        return self.partial.nbytes + self.scales.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Tuning:
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def paged_decode(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    block_size: int,
+    sequence_ids: torch.Tensor,
+    positions: torch.Tensor,
+    scale: float,
+    out: torch.Tensor,
+    scratch: DecodeScratch,
+    *,
+    tuning: _Tuning | None = None,
+) -> None:
+    """`out[t, h] = softmax(scale * q[t, h] . K) V` over positions `0 .. positions[t]` of sequence `sequence_ids[t]`.
+
+    q, out: float32 or bf16 `[T, Hq, Dk]` and `[T, Hq, Dv]`; k_cache `[slots, Hkv, Dk]` and v_cache `[slots, Hkv, Dv]`
+    of one dtype, float32 (products in float32) or bf16 (tensor cores); rows strided; MLA's absorbed form passes
+    `v_cache = k_cache[:, :, :Dv]`. block_tables: int32 `[S, max_blocks]`; sequence_ids and positions: int32 `[T]`. A
+    row with a negative position (padding of a captured graph) is written as zeros.
+    """
+    tokens = q.shape[0]
+    if tokens == 0:
+        return
+    shape = AttentionShape.of(q, k_cache, v_cache)
+    rows = max(16, min(_MAX_EXACT_HEADS if shape.exact else _MAX_HEADS, next_power_of_2(shape.group)))
+    head_blocks = -(-shape.group // rows)
+    splits = scratch.splits(tokens, shape.kv_heads * head_blocks)
+    tuning = tuning or _choose(shape, rows)
+    _decode[(shape.kv_heads * head_blocks, splits, tokens)](
+        q,
+        k_cache,
+        v_cache,
+        block_tables,
+        sequence_ids,
+        positions,
+        scratch.partial,
+        scratch.scales,
+        scale * LOG2_E,
+        shape.heads,
+        shape.group,
+        head_blocks,
+        shape.key_dim,
+        shape.value_dim,
+        q.stride(0),
+        q.stride(1),
+        k_cache.stride(0),
+        k_cache.stride(1),
+        v_cache.stride(0),
+        v_cache.stride(1),
+        block_tables.stride(0),
+        BLOCK_SIZE=block_size,
+        ROWS=rows,
+        BLOCK_N=tuning.block_n,
+        FIRST=shape.first,
+        REST=shape.rest,
+        VALUE=shape.value,
+        LATENT=shape.latent,
+        EXACT=shape.exact,
+        num_warps=tuning.num_warps,
+        num_stages=tuning.num_stages,
+    )
+    _combine[(tokens, shape.heads)](
+        scratch.partial,
+        scratch.scales,
+        out,
+        splits,
+        shape.heads,
+        shape.value_dim,
+        out.stride(0),
+        out.stride(1),
+        SPLITS=next_power_of_2(splits),
+        VALUE=shape.value,
+        num_warps=4,
+    )
+
+
+def _choose(shape: AttentionShape, rows: int) -> _Tuning:
+    if INTERPRETED:
+        return _Tuning(32, 1, 1)
+    if shape.exact:
+        return _Tuning(16, 4, 2)
+    if shape.first + shape.rest > 256:
+        return _Tuning(64, 8, 2) if rows >= 64 else _Tuning(32, 4, 3)
+    return _Tuning(64, 4, 3)
+
+
+@jit
+def _decode(
+    q,
+    k_cache,
+    v_cache,
+    block_tables,
+    sequence_ids,
+    positions,
+    partial,
+    scales,
+    scale,
+    num_heads,
+    group,
+    head_blocks,
+    key_dim,
+    value_dim,
+    q_token,
+    q_head,
+    k_slot,
+    k_head,
+    v_slot,
+    v_head,
+    table_row,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    FIRST: tl.constexpr,
+    REST: tl.constexpr,
+    VALUE: tl.constexpr,
+    LATENT: tl.constexpr,
+    EXACT: tl.constexpr,
+):
+    kv_head = tl.program_id(0) // head_blocks
+    split, token = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    in_group = tl.program_id(0) % head_blocks * ROWS + tl.arange(0, ROWS)
+    real = in_group < group
+    head = kv_head * group + in_group
+    first, value = tl.arange(0, FIRST), tl.arange(0, VALUE)
+    query = q + token * q_token + head[:, None] * q_head
+    operand = tl.float32 if EXACT else k_cache.dtype.element_ty
+    q_first = tl.load(query + first[None, :], mask=real[:, None] & (first < key_dim)[None, :], other=0.0)
+    q_first = q_first.to(operand)
+    q_rest = q_first
+    if REST > 0:
+        rest = FIRST + tl.arange(0, REST)
+        q_rest = tl.load(query + rest[None, :], mask=real[:, None] & (rest < key_dim)[None, :], other=0.0).to(operand)
+
+    context = tl.load(positions + token) + 1
+    share = tl.cdiv(tl.cdiv(context, BLOCK_N), tl.num_programs(1)) * BLOCK_N
+    begin = split * share
+    end = tl.minimum(context, begin + share)
+    table = block_tables + tl.load(sequence_ids + token).to(tl.int64) * table_row
+    keys, values = k_cache + kv_head * k_head, v_cache + kv_head * v_head
+    largest = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, VALUE], tl.float32)
+    for at in range(begin, end, BLOCK_N):
+        position = at + tl.arange(0, BLOCK_N)
+        inside = position < end
+        slot = key_slots(table, position, inside, BLOCK_SIZE)
+        key = keys + slot[:, None] * k_slot
+        if key_dim == FIRST or LATENT:
+            k_first = tl.load(key + first[None, :], mask=inside[:, None], other=0.0)
+        else:
+            k_first = tl.load(key + first[None, :], mask=inside[:, None] & (first < key_dim)[None, :], other=0.0)
+        k_rest = k_first
+        if REST > 0:
+            k_rest = tl.load(key + rest[None, :], mask=inside[:, None] & (rest < key_dim)[None, :], other=0.0)
+        qk = scores(q_first, q_rest, k_first, k_rest, REST, EXACT) * scale
+        qk = tl.where(inside[None, :], qk, float("-inf"))
+        if LATENT:
+            v = k_first
+        else:
+            where = values + slot[:, None] * v_slot + value[None, :]
+            v = tl.load(where, mask=inside[:, None] & (value < value_dim)[None, :], other=0.0)
+        largest, total, acc = softmax_step(qk, v, largest, total, acc, EXACT)
+
+    row = ((token * tl.num_programs(1) + split) * num_heads + head).to(tl.int64)
+    empty = total == 0.0
+    acc = acc / tl.where(empty, 1.0, total)[:, None]
+    tl.store(
+        partial + row[:, None] * value_dim + value[None, :], acc, mask=real[:, None] & (value < value_dim)[None, :]
+    )
+    tl.store(scales + row, tl.where(empty, float("-inf"), largest + tl.log2(total)), mask=real)
+
+
+@jit
+def _combine(
+    partial,
+    scales,
+    out,
+    splits,
+    num_heads,
+    value_dim,
+    out_token,
+    out_head,
+    SPLITS: tl.constexpr,
+    VALUE: tl.constexpr,
+):
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    split, value = tl.arange(0, SPLITS), tl.arange(0, VALUE)
+    row = (token * splits + split) * num_heads + head
+    power = tl.load(scales + row, mask=split < splits, other=float("-inf"))
+    largest = tl.max(power, 0)
+    largest = tl.where(largest == float("-inf"), 0.0, largest)
+    total = tl.sum(tl.exp2(power - largest), 0)
+    acc = tl.zeros([VALUE], tl.float32)
+    for i in range(splits):
+        at = (token * splits + i) * num_heads + head
+        weight = tl.exp2(tl.load(scales + at) - largest)
+        acc += weight * tl.load(partial + at * value_dim + value, mask=value < value_dim, other=0.0)
+    acc = acc / tl.where(total == 0.0, 1.0, total)
+    at = out + token * out_token + head * out_head + value
+    tl.store(at, acc.to(out.dtype.element_ty), mask=value < value_dim)

@@ -1,0 +1,188 @@
+"""Causal attention of prefill chunks over the paged cache, a tile of tokens and the heads of one kv head a program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from proa.kernels.online_softmax import LOG2_E, AttentionShape, key_slots, scores, softmax_step
+from proa.kernels.triton_import import INTERPRETED, jit, next_power_of_2, tl
+
+__all__ = ["paged_prefill"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tuning:
+    rows: int  # tokens x heads of a program
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def paged_prefill(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    block_size: int,
+    sequence_ids: torch.Tensor,
+    positions: torch.Tensor,
+    scale: float,
+    out: torch.Tensor,
+    *,
+    tuning: _Tuning | None = None,
+) -> None:
+    """What `paged_decode` computes, for chunks of many tokens: tokens of a sequence are consecutive.
+
+    Arguments as there, but that positions are not negative. The cache may also be a plain tensor of expanded keys and
+    values `[positions, Hq, D]`, with one block as long as it is.
+    """
+    tokens = q.shape[0]
+    if tokens == 0:
+        return
+    shape = AttentionShape.of(q, k_cache, v_cache)
+    tuning = tuning or _choose(shape)
+    heads = min(tuning.rows, next_power_of_2(shape.group))
+    block_tokens = tuning.rows // heads
+    head_blocks = -(-shape.group // heads)
+    _prefill[(shape.kv_heads * head_blocks, -(-tokens // block_tokens))](
+        q,
+        k_cache,
+        v_cache,
+        block_tables,
+        sequence_ids,
+        positions,
+        out,
+        scale * LOG2_E,
+        tokens,
+        shape.group,
+        head_blocks,
+        shape.key_dim,
+        shape.value_dim,
+        q.stride(0),
+        q.stride(1),
+        k_cache.stride(0),
+        k_cache.stride(1),
+        v_cache.stride(0),
+        v_cache.stride(1),
+        block_tables.stride(0),
+        out.stride(0),
+        out.stride(1),
+        BLOCK_SIZE=block_size,
+        TOKENS=block_tokens,
+        HEADS=heads,
+        BLOCK_N=tuning.block_n,
+        FIRST=shape.first,
+        REST=shape.rest,
+        VALUE=shape.value,
+        LATENT=shape.latent,
+        EXACT=shape.exact,
+        num_warps=tuning.num_warps,
+        num_stages=tuning.num_stages,
+    )
+
+
+def _choose(shape: AttentionShape) -> _Tuning:
+    if INTERPRETED:
+        return _Tuning(32, 32, 1, 1)
+    wide = shape.first + shape.rest > 256
+    if shape.exact:
+        return _Tuning(16, 16, 4, 2)
+    if wide:
+        return _Tuning(64, 64, 8, 2)
+    return _Tuning(128, 64, 8, 3)
+
+
+@jit
+def _prefill(
+    q,
+    k_cache,
+    v_cache,
+    block_tables,
+    sequence_ids,
+    positions,
+    out,
+    scale,
+    num_tokens,
+    group,
+    head_blocks,
+    key_dim,
+    value_dim,
+    q_token,
+    q_head,
+    k_slot,
+    k_head,
+    v_slot,
+    v_head,
+    table_row,
+    out_token,
+    out_head,
+    BLOCK_SIZE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    HEADS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    FIRST: tl.constexpr,
+    REST: tl.constexpr,
+    VALUE: tl.constexpr,
+    LATENT: tl.constexpr,
+    EXACT: tl.constexpr,
+):
+    kv_head = tl.program_id(0) // head_blocks
+    # The last tokens have the longest contexts: they go first.
+    start = (tl.num_programs(1) - 1 - tl.program_id(1)) * TOKENS
+    stop = tl.minimum(num_tokens, start + TOKENS)
+    row = tl.arange(0, TOKENS * HEADS)
+    token = (start + row // HEADS).to(tl.int64)
+    in_group = tl.program_id(0) % head_blocks * HEADS + row % HEADS
+    head = kv_head * group + in_group
+    real = (token < num_tokens) & (in_group < group)
+    first, value = tl.arange(0, FIRST), tl.arange(0, VALUE)
+    query = q + token[:, None] * q_token + head[:, None] * q_head
+    operand = tl.float32 if EXACT else k_cache.dtype.element_ty
+    q_first = tl.load(query + first[None, :], mask=real[:, None] & (first < key_dim)[None, :], other=0.0)
+    q_first = q_first.to(operand)
+    q_rest = q_first
+    if REST > 0:
+        rest = FIRST + tl.arange(0, REST)
+        q_rest = tl.load(query + rest[None, :], mask=real[:, None] & (rest < key_dim)[None, :], other=0.0).to(operand)
+    own = tl.load(positions + token, mask=real, other=-1)
+    own_sequence = tl.load(sequence_ids + token, mask=real, other=-1)
+    keys, values = k_cache + kv_head * k_head, v_cache + kv_head * v_head
+    largest = tl.full([TOKENS * HEADS], float("-inf"), tl.float32)
+    total = tl.zeros([TOKENS * HEADS], tl.float32)
+    acc = tl.zeros([TOKENS * HEADS, VALUE], tl.float32)
+
+    # Sequence after sequence, most often one; rows of others are masked.
+    at_token = start
+    while at_token < stop:
+        sequence = tl.load(sequence_ids + at_token)
+        mine = real & (own_sequence == sequence) & (token >= at_token)
+        last = tl.where(mine, own, -1)
+        context = tl.max(last, 0) + 1
+        table = block_tables + sequence.to(tl.int64) * table_row
+        for at in range(0, context, BLOCK_N):
+            position = at + tl.arange(0, BLOCK_N)
+            inside = position < context
+            slot = key_slots(table, position, inside, BLOCK_SIZE)
+            key = keys + slot[:, None] * k_slot
+            if key_dim == FIRST or LATENT:
+                k_first = tl.load(key + first[None, :], mask=inside[:, None], other=0.0)
+            else:
+                k_first = tl.load(key + first[None, :], mask=inside[:, None] & (first < key_dim)[None, :], other=0.0)
+            k_rest = k_first
+            if REST > 0:
+                k_rest = tl.load(key + rest[None, :], mask=inside[:, None] & (rest < key_dim)[None, :], other=0.0)
+            qk = scores(q_first, q_rest, k_first, k_rest, REST, EXACT) * scale
+            qk = tl.where(position[None, :] <= last[:, None], qk, float("-inf"))
+            if LATENT:
+                v = k_first
+            else:
+                where = values + slot[:, None] * v_slot + value[None, :]
+                v = tl.load(where, mask=inside[:, None] & (value < value_dim)[None, :], other=0.0)
+            largest, total, acc = softmax_step(qk, v, largest, total, acc, EXACT)
+        at_token = (tl.max(tl.where(mine, token, 0), 0) + 1).to(tl.int32)
+
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    where = out + token[:, None] * out_token + head[:, None] * out_head + value[None, :]
+    tl.store(where, acc.to(out.dtype.element_ty), mask=real[:, None] & (value < value_dim)[None, :])
