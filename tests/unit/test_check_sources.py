@@ -97,3 +97,4 @@ def test_a_docstring_does_not_count_to_a_functions_length():
     assert list(sizes.long_functions(f"def f():\n{body}\n", 8)) == [("f", 1, 9)]
     docstring = '    """A\n    B\n    C."""'
     assert list(sizes.long_functions(f"def f():\n{docstring}\n{body}\n", 9)) == []
+    assert list(sizes.long_functions(f"@jit\ndef f(\n    a,\n    b,\n):\n{body}\n", 8)) == [("f", 2, 9)]

@@ -76,6 +76,7 @@ def paged_decode(
     if tokens == 0:
         return
     shape = AttentionShape.of(q, k_cache, v_cache)
+    strides = (*q.stride()[:2], *k_cache.stride()[:2], *v_cache.stride()[:2], block_tables.stride(0))
     rows = max(16, min(_MAX_EXACT_HEADS if shape.exact else _MAX_HEADS, next_power_of_2(shape.group)))
     head_blocks = -(-shape.group // rows)
     splits = scratch.splits(tokens, shape.kv_heads * head_blocks)
@@ -95,13 +96,7 @@ def paged_decode(
         head_blocks,
         shape.key_dim,
         shape.value_dim,
-        q.stride(0),
-        q.stride(1),
-        k_cache.stride(0),
-        k_cache.stride(1),
-        v_cache.stride(0),
-        v_cache.stride(1),
-        block_tables.stride(0),
+        *strides,
         BLOCK_SIZE=block_size,
         ROWS=rows,
         BLOCK_N=tuning.block_n,
@@ -113,7 +108,11 @@ def paged_decode(
         num_warps=tuning.num_warps,
         num_stages=tuning.num_stages,
     )
-    _combine[(tokens, shape.heads)](
+    _launch_combine(scratch, shape, splits, out)
+
+
+def _launch_combine(scratch: DecodeScratch, shape: AttentionShape, splits: int, out: torch.Tensor) -> None:
+    _combine[(out.shape[0], shape.heads)](
         scratch.partial,
         scratch.scales,
         out,

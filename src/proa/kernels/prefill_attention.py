@@ -42,6 +42,7 @@ def paged_prefill(
     if tokens == 0:
         return
     shape = AttentionShape.of(q, k_cache, v_cache)
+    strides = (*q.stride()[:2], *k_cache.stride()[:2], *v_cache.stride()[:2], block_tables.stride(0))
     tuning = tuning or _choose(shape)
     heads = min(tuning.rows, next_power_of_2(shape.group))
     block_tokens = tuning.rows // heads
@@ -60,15 +61,8 @@ def paged_prefill(
         head_blocks,
         shape.key_dim,
         shape.value_dim,
-        q.stride(0),
-        q.stride(1),
-        k_cache.stride(0),
-        k_cache.stride(1),
-        v_cache.stride(0),
-        v_cache.stride(1),
-        block_tables.stride(0),
-        out.stride(0),
-        out.stride(1),
+        *strides,
+        *out.stride()[:2],
         BLOCK_SIZE=block_size,
         TOKENS=block_tokens,
         HEADS=heads,
