@@ -22,7 +22,7 @@ import msgspec
 from proa.chat.chunkings import chunkings, pieces_of
 from proa.chat.history import normalise_history
 from proa.chat.kimi_prompt import STYLES, PromptOptions, prompt_text, render_prompt
-from proa.chat.output.events import Answer, Piece
+from proa.chat.output.events import Answer, Event, Piece
 from proa.chat.output.parser import OutputFamily, output_family
 from proa.chat.output.tools import DeclaredTools
 from proa.chat.tiktoken_tokenizer import TiktokenTokenizer
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m proa.chat.replay", description=__doc__.split("\n")[0])
     kind = parser.add_mutually_exclusive_group(required=True)
-    kind.add_argument("--family", metavar="NAME", help="parse model output as this family writes it (kimi_k2)")
+    kind.add_argument("--family", metavar="NAME", help="parse model output as this family writes it (e.g. kimi_k2)")
     kind.add_argument("--history", action="store_true", help="normalise conversations")
     kind.add_argument("--render", action="store_true", help="write prompts")
     kind.add_argument("--tokenizer", type=Path, metavar="DIR", help="encode texts with the tokenizer of this directory")
@@ -123,14 +123,19 @@ def _answer(case: _Case, family: OutputFamily, chunks: Sequence[Sequence[Piece]]
         history_calls=case.get("history_calls", 0),
         no_calls=case.get("tool_choice") == "none",
     )
-    events = []
+    events: list[Event] = []
     for chunk in chunks:
         events += parser.push_text("".join(text for text, _ in chunk)) if is_text else parser.push(chunk)
-    answer = Answer.of(events + parser.finish())
+    answer = Answer.of(events + parser.finish(is_cut=case["finish"] == "length"))
+    # Ids that do not follow from the case are not expected in it.
+    has_ids = all("id" in call for call in case["expect"]["calls"])
     return {
         "content": answer.content,
         "reasoning": answer.reasoning,
-        "calls": [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in answer.calls],
+        "calls": [
+            ({"id": call.id} if has_ids else {}) | {"name": call.name, "arguments": call.arguments}
+            for call in answer.calls
+        ],
         "finish_reason": answer.finish_reason(case["finish"]),
     }
 

@@ -38,6 +38,11 @@ class CallWriter:
         self._is_held = False
         self._has_begun = False  # the first of the arguments that is not blank has been seen
 
+    @property
+    def name(self) -> str | None:
+        """The name of the call that was begun last; None when it is to be inferred."""
+        return self._name
+
     def begin(self, header: str, events: list[Event]) -> None:
         """A call whose header is complete."""
         self._written = [header]
@@ -95,6 +100,11 @@ class CallWriter:
         if not self._has_begun:
             self._start(events)
         events.append(ArgumentsDelta(self.num_calls - 1, arguments or "{}"))
+
+    def fail(self, text: str) -> None:
+        """What was written as a call and is none."""
+        if not self._muted:
+            self._failed.append(text)
 
     def failed_text(self) -> str:
         """What the broken calls were written as, to be shown when there is no call at all."""

@@ -120,7 +120,7 @@ class KimiK2Parser:
             self._lexer = MarkerLexer(MARKERS)
         return self.push(self._lexer.push(text))
 
-    def finish(self) -> list[Event]:
+    def finish(self, *, is_cut: bool = False) -> list[Event]:  # noqa: ARG002 - arguments are the text as it is
         """The end of the output: everything held back, and what broken calls were written as if no call came out."""
         events = self.push(self._lexer.finish()) if self._lexer is not None else []
         self._release(events)

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from proa.chat.output import kimi_k2
+from proa.chat.output import (
+    deepseek_v3,
+    deepseek_v31,
+    deepseek_v32,
+    glm45,
+    kimi_k2,
+    minimax_m2,
+    qwen3,
+    qwen3_coder,
+)
 from proa.chat.output.events import Event, Piece
+from proa.chat.output.machine import CallMachine, OutputFormat
 from proa.chat.output.tools import DeclaredTools
-from proa.core.errors import UnsupportedError
+from proa.core.errors import CheckpointError, UnsupportedError
 
-__all__ = ["FAMILIES", "OutputFamily", "OutputParser", "output_family"]
+__all__ = ["ALIASES", "FAMILIES", "OutputFamily", "OutputParser", "family_of", "output_family"]
 
 
 class OutputParser(Protocol):
@@ -35,32 +45,79 @@ class OutputParser(Protocol):
         """Take text in which markers are spelled out."""
         ...
 
-    def finish(self) -> list[Event]:
-        """The end of the output: flushes everything."""
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
+        """The end of the output: flushes everything. `is_cut`: the model was not done."""
         ...
 
 
 class _Factory(Protocol):
     def __call__(
-        self, tools: DeclaredTools, *, in_reasoning: bool, history_calls: int = 0, no_calls: bool = False
+        self,
+        tools: DeclaredTools,
+        *,
+        in_reasoning: bool,
+        history_calls: int = 0,
+        no_calls: bool = False,
+        spelled: Collection[str] = (),
     ) -> OutputParser: ...
 
 
 @dataclass(frozen=True, slots=True)
 class OutputFamily:
-    """How a family of models writes: its marker tokens and the parser for one answer."""
+    """How a family of models writes.
+
+    markers: the names of its marker tokens. parser: makes the parser for one answer; `spelled`: the markers that the
+    checkpoint has no token for.
+    """
 
     markers: tuple[str, ...]
     parser: _Factory
 
 
+def _kimi(tools: DeclaredTools, *, spelled: Collection[str] = (), **options: Any) -> OutputParser:
+    if spelled:
+        raise CheckpointError("tokenizer", "Kimi's marker tokens", f"none for {', '.join(sorted(spelled))}")
+    return kimi_k2.KimiK2Parser(tools, **options)
+
+
+def family_of(form: OutputFormat) -> OutputFamily:
+    """The family that writes in a format of the table-driven machine."""
+
+    def parser(tools: DeclaredTools, *, history_calls: int = 0, **options: Any) -> OutputParser:  # noqa: ARG001
+        # Ids are the same for any number of calls before.
+        return CallMachine(form, tools, **options)
+
+    return OutputFamily((*form.tokens, *form.text_tokens), parser)
+
+
 FAMILIES: dict[str, OutputFamily] = {
-    "kimi_k2": OutputFamily(kimi_k2.MARKERS, kimi_k2.KimiK2Parser),
+    "kimi_k2": OutputFamily(kimi_k2.MARKERS, _kimi),
+    "deepseek_v3": family_of(deepseek_v3.FORMAT),
+    "deepseek_v31": family_of(deepseek_v31.FORMAT),
+    "deepseek_v32": family_of(deepseek_v32.FORMAT),
+    "glm45": family_of(glm45.FORMAT),
+    "glm47": family_of(glm45.FORMAT),
+    "minimax_m2": family_of(minimax_m2.FORMAT),
+    "qwen3": family_of(qwen3.FORMAT),
+    "qwen3_coder": family_of(qwen3_coder.FORMAT),
+}
+
+# Other servers' names for the same.
+ALIASES = {
+    "deepseekv3": "deepseek_v3",
+    "deepseekv31": "deepseek_v31",
+    "deepseekv32": "deepseek_v32",
+    "deepseekv4": "deepseek_v32",
+    "glm": "glm45",
+    "hermes": "qwen3",
+    "minimax-m2": "minimax_m2",
+    "qwen": "qwen3",
+    "qwen25": "qwen3",
 }
 
 
 def output_family(name: str) -> OutputFamily:
     """The family `name`. UnsupportedError listing all of them for another name."""
-    if (family := FAMILIES.get(name)) is None:
+    if (family := FAMILIES.get(ALIASES.get(name, name))) is None:
         raise UnsupportedError("--tool-call-parser", f"one of {', '.join(sorted(FAMILIES))}", repr(name))
     return family

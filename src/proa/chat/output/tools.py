@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["BLANKS", "DeclaredTools", "parse_object", "unwrap_object"]
+from proa.chat.output.value_types import ALL_TYPES, parameter_types
+
+__all__ = ["BLANKS", "DeclaredTools", "parse_json", "parse_object", "unwrap_object"]
 
 # What counts as blank in a model's output; other Unicode spaces are text.
 BLANKS = " \t\r\n"
@@ -20,6 +22,7 @@ class _Tool:
     properties: frozenset[str]
     required: frozenset[str]
     is_open: bool  # takes keys that are not properties
+    schema: Mapping[str, Any]
 
     def takes(self, keys: frozenset[str]) -> bool:
         return self.required <= keys and (self.is_open or keys <= self.properties)
@@ -34,7 +37,13 @@ class DeclaredTools:
     def __init__(self, tools: Iterable[Mapping[str, Any]] | None) -> None:
         functions = [tool["function"] for tool in tools or () if isinstance(tool.get("function"), Mapping)]
         self._tools = [_read(function) for function in functions]
-        self.names = frozenset(tool.name for tool in self._tools)
+        self._by_name = {tool.name: tool for tool in self._tools}
+        self.names = frozenset(self._by_name)
+
+    def value_types(self, name: str, parameter: str) -> frozenset[str]:
+        """The JSON types that `parameter` of the tool `name` may have; all of them when that is not declared."""
+        tool = self._by_name.get(name)
+        return ALL_TYPES if tool is None else parameter_types(tool.schema, parameter)
 
     def infer(self, arguments: str) -> str | None:
         """The one tool that a call with these arguments must mean, else None.
@@ -61,19 +70,20 @@ class DeclaredTools:
 
 def parse_object(text: str) -> dict[str, Any] | None:
     """`text` as a JSON object, else None."""
-    value = _parse(text)
+    value = parse_json(text)
     return value if isinstance(value, dict) else None
 
 
 def unwrap_object(text: str) -> str | None:
     """The JSON object that the JSON string `text` holds, as the text it holds it in; None when it holds none."""
-    value = _parse(text)
+    value = parse_json(text)
     if not isinstance(value, str) or parse_object(value) is None:
         return None
     return value.strip(BLANKS)
 
 
-def _parse(text: str) -> Any:
+def parse_json(text: str) -> Any:
+    """`text` as JSON, None when it is none."""
     try:
         return json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -95,4 +105,5 @@ def _read(function: Mapping[str, Any]) -> _Tool:
         properties=frozenset(properties) if isinstance(properties, Mapping) else _NONE,
         required=frozenset(key for key in required if isinstance(key, str)) if isinstance(required, list) else _NONE,
         is_open=extra is True or isinstance(extra, Mapping),
+        schema=schema,
     )

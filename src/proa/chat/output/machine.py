@@ -1,0 +1,437 @@
+"""The state machine behind all families but Kimi: a table says what each marker does in each state.
+
+Markers come as tokens of their own or spelled out in text, by family and checkpoint; a state looks for its own markers
+only, so text that merely resembles one of another state passes. Every character is looked at once per state it is
+offered to: time is linear in the text, and what may be the beginning of a marker is all that is held back.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum, auto
+from functools import lru_cache
+from typing import Protocol
+
+from proa.chat.output.calls import CallWriter
+from proa.chat.output.events import ContentDelta, Event, Piece
+from proa.chat.output.lexer import longest_suffix_in
+from proa.chat.output.prose import ProseWriter
+from proa.chat.output.tools import BLANKS, DeclaredTools
+
+__all__ = ["THINK", "THINK_END", "Action", "Body", "CallMachine", "OutputFormat", "State"]
+
+THINK = "<think>"
+THINK_END = "</think>"
+
+
+class State(IntEnum):
+    """Where in an answer the machine is."""
+
+    REASONING = auto()
+    CONTENT = auto()
+    SECTION = auto()  # inside a section of calls, outside a call
+    MAYBE_NAME = auto()  # in what is the header of a call if it names a declared tool, and text if not
+    TYPE = auto()  # in the header of a call, before its name
+    NAME = auto()
+    BODY = auto()  # inside a call, between its parameters
+    KEY = auto()
+    VALUE = auto()
+    ARGUMENTS = auto()  # JSON as the model writes it
+
+
+class Body(Protocol):
+    """Turns what stands inside a call into the call. Formats without parameters of their own use `text` only."""
+
+    def begin(self, name: str, events: list[Event]) -> None:
+        """A call whose header is complete."""
+        ...
+
+    def text(self, text: str, events: list[Event], *, is_marker: bool = False) -> None:
+        """Text of ARGUMENTS or VALUE; `is_marker`: a marker that counts as text there."""
+        ...
+
+    def open_value(self, header: str, events: list[Event]) -> None:
+        """A parameter whose name is complete; its value follows as `text`."""
+        ...
+
+    def close_value(self, events: list[Event]) -> None:
+        """The end of a value."""
+        ...
+
+    def end(self, events: list[Event], *, is_cut: bool = False) -> None:
+        """The call is complete; `is_cut`: generation ended inside it, and its arguments must not look complete."""
+        ...
+
+
+# What a marker does. True: the state it led to has to look at the marker again.
+Action = Callable[["CallMachine", list[Event]], "bool | None"]
+
+
+def _trimmed(header: str) -> str:
+    return header.strip(BLANKS)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OutputFormat:
+    """How a family writes.
+
+    tokens: markers that its checkpoints have as one token; they count in every state, where the table does not name
+        them they are dropped. The table's other markers are always spelled out.
+    text_tokens: tokens that are a part of such a marker; they are text, though a tokenizer may call them special.
+    table: state -> marker -> what it does. No marker may be the beginning of another one of the same state.
+    body: makes the reader of what stands inside calls.
+    name: the header of a call -> the name in it.
+    """
+
+    tokens: tuple[str, ...]
+    table: Mapping[State, Mapping[str, Action]]
+    body: Callable[[CallWriter, DeclaredTools], Body]
+    name: Callable[[str], str] = _trimmed
+    text_tokens: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Lexer:
+    """Finds one state's markers in text."""
+
+    search: Callable[[str, int], re.Match[str] | None]
+    first: tuple[str, ...]  # characters of markers that can be cut
+    beginnings: frozenset[str]
+    longest: int
+
+    def held(self, text: str, begin: int) -> int:
+        """How many characters at the end of `text[begin:]` may be the beginning of a marker."""
+        tail = text[max(begin, len(text) - self.longest) :]
+        if not any(character in tail for character in self.first):
+            return 0
+        return longest_suffix_in(tail, self.beginnings, self.longest)
+
+
+@lru_cache(maxsize=256)
+def _lexers(form: OutputFormat, spelled: frozenset[str]) -> dict[State, _Lexer]:
+    """Lexers by state; `spelled`: the markers of `form.tokens` that text can spell."""
+    actions = _actions(form)
+    lexers = {}
+    for state in State:
+        markers = sorted(set(actions[state]) - (set(form.tokens) - spelled))
+        if markers:
+            beginnings = frozenset(marker[:length] for marker in markers for length in range(1, len(marker)))
+            pattern = re.compile("|".join(map(re.escape, markers)))
+            first = tuple({beginning[0] for beginning in beginnings})
+            lexers[state] = _Lexer(pattern.search, first, beginnings, max(map(len, markers)))
+    return lexers
+
+
+@lru_cache(maxsize=64)
+def _actions(form: OutputFormat) -> dict[State, dict[str, Action]]:
+    """The whole table: with the think tags, and every token in every state."""
+    actions: dict[State, dict[str, Action]] = {}
+    for state in State:
+        default = CallMachine.retract if state is State.MAYBE_NAME else CallMachine.drop
+        actions[state] = dict.fromkeys(form.tokens, default)
+        if THINK in form.tokens:
+            actions[state] |= _THINK_ACTIONS.get(state, {})
+        actions[state] |= form.table.get(state, {})
+    return actions
+
+
+class CallMachine:
+    """The parser of one answer of a family that is described by an OutputFormat.
+
+    Args:
+        tools: what the request declares.
+        in_reasoning: the answer begins inside `<think>`.
+        no_calls: `tool_choice` none: calls are consumed without a trace.
+        spelled: markers of `form.tokens` that this checkpoint has no token for.
+    """
+
+    def __init__(
+        self,
+        form: OutputFormat,
+        tools: DeclaredTools,
+        *,
+        in_reasoning: bool,
+        no_calls: bool = False,
+        spelled: Collection[str] = (),
+    ) -> None:
+        self._form = form
+        self._tools = tools
+        self._state = State.REASONING if in_reasoning else State.CONTENT
+        self._actions = _actions(form)
+        self._tokens = frozenset(form.tokens) - frozenset(spelled)
+        self._token_lexers = _lexers(form, frozenset(form.tokens) & frozenset(spelled))
+        self._prose = ProseWriter()
+        self._calls = CallWriter(tools, lambda name: _tool(name, tools), _new_id, muted=no_calls)
+        self._body = form.body(self._calls, tools)
+        self._header: list[str] = []
+        self._held = ""
+        self._had_section = False
+        self._has_parameters = False  # the current call
+        self._marker = ""  # the one an action is called for
+        self._maybe = ("", State.CONTENT)  # the marker that led to MAYBE_NAME, and where it stood
+
+    @property
+    def num_calls(self) -> int:
+        """Tool calls so far."""
+        return self._calls.num_calls
+
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether the next text would be reasoning."""
+        return self._state is State.REASONING
+
+    def push(self, pieces: Iterable[Piece]) -> list[Event]:
+        """Take text and marker tokens as the tokenizer tells them apart."""
+        events: list[Event] = []
+        for text, is_marker in pieces:
+            if is_marker and text in self._tokens:
+                self._release(events)
+                self._mark(text, events)
+            else:
+                self._lex(text, self._token_lexers, events)
+        return events
+
+    def push_text(self, text: str) -> list[Event]:
+        """Take text in which markers are spelled out. They cannot be told from a quotation of them."""
+        events: list[Event] = []
+        self._lex(text, _lexers(self._form, frozenset(self._form.tokens)), events)
+        return events
+
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
+        """The end of the output: everything held back, and what broken calls were written as if no call came out.
+
+        `is_cut`: the model was not done. Arguments it did not finish then stay unfinished JSON, lest half a value is
+        taken for a whole one.
+        """
+        events: list[Event] = []
+        self._release(events)
+        if self._state is State.MAYBE_NAME:
+            self.retract(events)
+        if self._state in _INSIDE_CALL:
+            self._body.end(events, is_cut=is_cut)
+        if failed := self._calls.failed_text():
+            events.append(ContentDelta(failed))
+        return events
+
+    # ---- text and markers ----
+
+    def _lex(self, text: str, lexers: Mapping[State, _Lexer], events: list[Event]) -> None:
+        if self._held:
+            text, self._held = self._held + text, ""
+        position = 0
+        while position < len(text):
+            lexer = lexers.get(self._state)
+            match = lexer.search(text, position) if lexer is not None else None
+            if match is None:
+                keep = lexer.held(text, position) if lexer is not None else 0
+                self._held = text[len(text) - keep :]
+                self._text(text[position : len(text) - keep], events)
+                return
+            self._text(text[position : match.start()], events)
+            self._marker = match[0]
+            is_again = self._actions[self._state][match[0]](self, events)
+            position = match.start() if is_again else match.end()
+
+    def _mark(self, marker: str, events: list[Event]) -> None:
+        self._marker = marker
+        while self._actions[self._state][marker](self, events):
+            pass
+
+    def _release(self, events: list[Event]) -> None:
+        held, self._held = self._held, ""
+        self._text(held, events)
+
+    def _text(self, text: str, events: list[Event]) -> None:
+        if not text:
+            return
+        state = self._state
+        if state is State.CONTENT:
+            self._prose.content(text, events)
+        elif state is State.REASONING:
+            self._prose.reasoning(text, events)
+        elif state in {State.VALUE, State.ARGUMENTS}:
+            self._body.text(text, events)
+        elif state in {State.NAME, State.KEY, State.MAYBE_NAME}:
+            self._header.append(text)
+
+    # ---- actions ----
+
+    def drop(self, _events: list[Event]) -> None:
+        """The marker means nothing here."""
+
+    def quote(self, events: list[Event]) -> None:
+        """The marker is text of a value."""
+        self._body.text(self._marker, events, is_marker=True)
+
+    def repeat_think(self, events: list[Event]) -> None:
+        """Reasoning begins once more."""
+        self._prose.reasoning_tag(events)
+
+    def begin_reasoning(self, events: list[Event]) -> None:
+        """Reasoning begins; later than at the start the model quotes the tag."""
+        if not self._prose.has_content and not self._had_section:
+            self._prose.end_segment()
+            self._prose.reasoning_tag(events)
+            self._state = State.REASONING
+
+    def end_reasoning(self, events: list[Event]) -> None:
+        """Content follows."""
+        self._prose.reasoning_tag(events)
+        self._state = State.CONTENT
+
+    def open_section(self, _events: list[Event]) -> None:
+        """A section of calls begins, or a broken header in one ends."""
+        self._prose.end_segment()
+        self._had_section = True
+        self._state = State.SECTION
+
+    def close_section(self, _events: list[Event]) -> None:
+        """Content follows; a header that is not complete is discarded."""
+        self._state = State.CONTENT
+
+    def open_call(self, events: list[Event]) -> None:
+        """The header of a call begins, with a section or without."""
+        self.open_section(events)
+        self._header = []
+        self._state = State.NAME
+
+    def open_type(self, events: list[Event]) -> None:
+        """The header of a call begins; its name comes later."""
+        self.open_section(events)
+        self._state = State.TYPE
+
+    def close_and_open_type(self, events: list[Event]) -> None:
+        """The same where the end of a call is missing."""
+        self._body.end(events)
+        self.open_type(events)
+
+    def open_maybe(self, _events: list[Event]) -> None:
+        """A call outside a section, if it names a declared tool."""
+        self._maybe = (self._marker, self._state)
+        self._header = []
+        self._state = State.MAYBE_NAME
+
+    def confirm(self, events: list[Event]) -> bool:
+        """The header of the maybe-call is complete."""
+        header = self._header
+        if self._form.name("".join(header)) not in self._tools.names:
+            return self.retract(events)
+        self.open_call(events)
+        self._header = header
+        return True
+
+    def retract(self, events: list[Event]) -> bool:
+        """It is no call: what looked like its beginning is text."""
+        marker, self._state = self._maybe
+        self._text("".join([marker, *self._header]), events)
+        return True
+
+    def close_name(self, events: list[Event]) -> None:
+        """The header is complete, parameters follow."""
+        self._body.begin(self._form.name("".join(self._header)), events)
+        self._has_parameters = False
+        self._state = State.BODY
+
+    def open_arguments(self, events: list[Event]) -> None:
+        """The header is complete, JSON follows."""
+        self._body.begin(self._form.name("".join(self._header)), events)
+        self._state = State.ARGUMENTS
+
+    def open_arguments_here(self, events: list[Event]) -> bool:
+        """The header is complete and the marker is the beginning of the JSON, or of what is around it."""
+        self.open_arguments(events)
+        return True
+
+    def end_line(self, events: list[Event]) -> None:
+        """The header is complete with its line, unless that is blank."""
+        if self._form.name("".join(self._header)):
+            self.open_arguments(events)
+
+    def open_envelope(self, events: list[Event]) -> None:
+        """A call begins whose name is inside its JSON."""
+        self.open_section(events)
+        self._body.begin("", events)
+        self._state = State.ARGUMENTS
+
+    def open_json(self, _events: list[Event]) -> bool:
+        """One JSON object stands for all parameters, if it is the first thing in the call."""
+        if self._has_parameters:
+            return False
+        self._state = State.ARGUMENTS
+        return True
+
+    def open_key(self, _events: list[Event]) -> None:
+        """The name of a parameter begins."""
+        self._header = []
+        self._state = State.KEY
+
+    def close_name_here(self, events: list[Event]) -> bool:
+        """The header is complete and the marker belongs to the first parameter."""
+        self.close_name(events)
+        self._header = []
+        return True
+
+    def close_key(self, _events: list[Event]) -> None:
+        """The name of a parameter is complete, its value does not begin yet."""
+        self._state = State.BODY
+
+    def open_value(self, events: list[Event]) -> None:
+        """The value of the parameter that was named last begins."""
+        self._body.open_value("".join(self._header), events)
+        self._has_parameters = True
+        self._state = State.VALUE
+
+    def close_value(self, events: list[Event]) -> None:
+        """The value is complete."""
+        self._body.close_value(events)
+        self._header = []
+        self._state = State.BODY
+
+    def close_call(self, events: list[Event]) -> None:
+        """The call is complete, its section goes on."""
+        self._body.end(events)
+        self._state = State.SECTION
+
+    def close_call_and_section(self, events: list[Event]) -> None:
+        """The call and its section are complete."""
+        self._body.end(events)
+        self._state = State.CONTENT
+
+    def close_and_open_call(self, events: list[Event]) -> None:
+        """The next call begins where the end of one is missing."""
+        self._body.end(events)
+        self.open_call(events)
+
+    def close_and_open_envelope(self, events: list[Event]) -> None:
+        """The next call begins where the end of one is missing; its name is inside its JSON."""
+        self._body.end(events)
+        self.open_envelope(events)
+
+    def close_bare_call(self, events: list[Event]) -> None:
+        """A header and nothing else is a call without arguments; an empty one is none."""
+        if name := self._form.name("".join(self._header)):
+            self._body.begin(name, events)
+            self._body.end(events)
+        self._state = State.CONTENT
+
+
+_INSIDE_CALL = frozenset({State.BODY, State.KEY, State.VALUE, State.ARGUMENTS})
+_THINK_ACTIONS: Mapping[State, Mapping[str, Action]] = {
+    State.REASONING: {THINK: CallMachine.repeat_think, THINK_END: CallMachine.end_reasoning},
+    State.CONTENT: {THINK: CallMachine.begin_reasoning},
+    State.VALUE: {THINK: CallMachine.quote, THINK_END: CallMachine.quote},
+    State.ARGUMENTS: {THINK: CallMachine.quote, THINK_END: CallMachine.quote},
+}
+
+
+def _tool(name: str, tools: DeclaredTools) -> str | None:
+    """The tool a header names; None: to be inferred from the arguments."""
+    return name if name in tools.names else name.removeprefix("functions.") or None
+
+
+def _new_id(_name: str, _index: int) -> str:
+    # Clients keep calls by id, some beyond one conversation.
+    return f"call_{secrets.token_hex(12)}"
