@@ -62,14 +62,16 @@ class TestFrontend:
         frontend = Frontend(tiny_tokenizer.write_model(tmp_path / "base", template=None), None)
         await frontend.load()
         with pytest.raises(UserError, match="chat template"):
-            await frontend.encode_chat(CHAT, max_tokens=100)
+            await frontend.encode_chat(CHAT.turn(), max_tokens=100)
         frontend.close()
 
     async def test_template_file_of_the_user(self, model_dir: Path, tmp_path: Path):
         (tmp_path / "mine.jinja").write_text("mine {{ messages[0].content }}")
         frontend = Frontend(model_dir, tmp_path / "mine.jinja")
         await frontend.load()
-        assert frontend.tokenizer.decode((await frontend.encode_chat(CHAT, max_tokens=100)).token_ids) == "mine hi"
+        assert (
+            frontend.tokenizer.decode((await frontend.encode_chat(CHAT.turn(), max_tokens=100)).token_ids) == "mine hi"
+        )
         frontend.close()
 
     async def test_hopeless_prompts_are_not_tokenized(self, model_dir: Path, monkeypatch: pytest.MonkeyPatch):
@@ -134,11 +136,15 @@ class TestClient:
 
 
 async def test_stream_of_a_client_that_left_before_it_began():
-    """The generator behind is never entered, so nothing but `on_end` can end the generation."""
+    """The generator behind is never entered, so nothing but `close` can end the generation."""
     ended = []
 
-    async def events() -> AsyncIterator[dict]:
-        yield {}
+    class Source:
+        async def frames(self) -> AsyncIterator[bytes]:
+            yield b""
+
+        def close(self) -> None:
+            ended.append(1)
 
     async def receive() -> dict:
         return {"type": "http.disconnect"}
@@ -146,7 +152,7 @@ async def test_stream_of_a_client_that_left_before_it_began():
     async def send(message: dict) -> None:
         await asyncio.sleep(3600)
 
-    stream = EventStream(events(), keepalive=10, write_timeout=10, on_end=lambda: ended.append(1))
+    stream = EventStream(Source(), keepalive=10, write_timeout=10)
     await asyncio.wait_for(stream({"type": "http"}, receive, send), 5)
     assert ended == [1]
 

@@ -37,8 +37,8 @@ def sampling(request: ChatCompletionRequest, prompt_tokens: int = 10, defaults: 
         defaults or SamplingDefaults(),
         LIMITS,
         prompt_tokens=prompt_tokens,
-        max_new_tokens=request.max_new_tokens,
-        num_logprobs=request.num_logprobs,
+        max_new_tokens=request.chat().max_new_tokens,
+        num_logprobs=request.chat().num_logprobs,
     )
 
 
@@ -145,7 +145,7 @@ class TestRequests:
                 {"role": "tool", "content": [{"type": "text", "text": "x"}], "tool_call_id": "c1"},
             ],
         )
-        first, second = (message.as_openai() for message in request.messages)
+        first, second = (message.as_openai("messages") for message in request.messages)
         assert (
             first["content"] == ""
             and first["reasoning_content"] == first["reasoning"] == "why"
@@ -153,18 +153,35 @@ class TestRequests:
         )
         arguments = [entry["function"]["arguments"] for entry in first["tool_calls"]]
         assert arguments == ['{"a": 1}', "not json"]
-        assert second == {"role": "tool", "content": [{"type": "text", "text": "x"}], "tool_call_id": "c1"}
+        assert second == {"role": "tool", "content": "x", "tool_call_id": "c1"}
 
     def test_generation_prompt(self):
-        assert chat().generation_prompt and not chat(add_generation_prompt=False).generation_prompt
-        assert not chat(continue_final_message=True).generation_prompt
+        assert (
+            chat().turn().add_generation_prompt and not chat(add_generation_prompt=False).turn().add_generation_prompt
+        )
+        assert not chat(continue_final_message=True).turn().add_generation_prompt
 
     def test_tools(self):
         tool = {"type": "function", "function": {"name": "mcp.srv-x__f:1", "strict": True}, "extra": 1}
-        assert chat(tools=[tool]).tools_for_prompt == [tool]
-        assert chat(tools=[]).tools_for_prompt == chat(tools=None).tools_for_prompt == []
-        assert chat(tools=[{"type": "web_search"}]).tools_for_prompt == [{"type": "web_search"}]
-        assert chat(tools=[tool], tool_choice="none") and chat(tools=[tool], tool_choice="auto")
+        assert chat(tools=[tool]).turn().tools == [tool]
+        assert chat(tools=[]).turn().tools == chat(tools=None).turn().tools == []
+        assert chat(tools=[{"type": "web_search"}]).turn().tools == [{"type": "web_search"}]
+
+    def test_tool_choices(self):
+        tools = [{"type": "function", "function": {"name": "f"}}]
+        named = {"type": "function", "function": {"name": "f"}}
+        for choice, mode, name in (
+            (None, "auto", None), ("auto", "auto", None), ("none", "none", None), ("required", "required", None),
+            (named, "required", "f"),
+        ):  # fmt: skip
+            request = chat(tools=tools, tool_choice=choice).chat()
+            request.check_tool_choice()
+            assert (request.tool_choice.mode, request.tool_choice.name) == (mode, name)
+            assert request.turn.no_calls is (mode == "none")
+        other = {"type": "function", "function": {"name": "g"}}
+        for fields in ({"tool_choice": "required"}, {"tool_choice": other, "tools": tools}, {"tool_choice": "maybe"}):
+            with pytest.raises(UserError, match="tool_choice"):
+                chat(**fields).chat().check_tool_choice()
 
     @pytest.mark.parametrize(
         "fields",
@@ -177,9 +194,6 @@ class TestRequests:
             {"tools": [{"function": {"name": "f", "parameters": []}}]},
             {"tools": [{"function": {"name": "f"}}, {"function": {"name": "f"}}]},
             {"tools": ["f"]},
-            {"tools": [{"function": {"name": "f"}}], "parallel_tool_calls": False},
-            {"tool_choice": "required"},
-            {"tool_choice": {"type": "function", "function": {"name": "f"}}},
             {"thinking": {"type": "maybe"}},
         ],
     )
@@ -199,7 +213,7 @@ class TestRequests:
         ],
     )
     def test_ways_to_ask_for_thinking(self, fields, wants):
-        assert chat(**fields).wants_thinking is wants
+        assert chat(**fields).turn().thinking is wants
 
     def test_one_source_to_tokenize(self):
         assert parse(TokenizeRequest, prompt="").text == ""

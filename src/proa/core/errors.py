@@ -54,6 +54,9 @@ class ContextLengthError(UserError):
     """The prompt, or the prompt with max_tokens, does not fit the context."""
 
     def __init__(self, where: str, prompt_tokens: int, max_tokens: int, limit: int) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.max_tokens = max_tokens
+        self.limit = limit
         super().__init__(
             where,
             f"prompt + max_tokens <= {limit} tokens",

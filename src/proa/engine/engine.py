@@ -15,7 +15,7 @@ from proa.engine.request import Request
 from proa.engine.runner import Runner
 from proa.engine.sampler import Draw, draw
 from proa.engine.scheduler import Chunk, Scheduler
-from proa.ipc.messages import EngineStats, Generate, StepOutput, TokenOutput
+from proa.ipc.messages import EngineStats, Generate, PrefillProgress, StepOutput, TokenOutput
 from proa.kvcache.manager import KVManager
 
 __all__ = ["Engine"]
@@ -52,6 +52,7 @@ class Engine:
         self._requests: dict[str, Request] = {}
         # Outputs nobody has taken yet.
         self._outbox: list[TokenOutput] = []
+        self._progress: list[PrefillProgress] = []
         self._arrivals = 0
         self._generated = 0
         self._aborted = 0
@@ -130,7 +131,8 @@ class Engine:
     def take_outputs(self) -> StepOutput:
         """What was queued and not taken yet."""
         outputs, self._outbox = self._outbox, []
-        return StepOutput(outputs, self.stats())
+        progress, self._progress = self._progress, []
+        return StepOutput(outputs, self.stats(), progress)
 
     def stats(self) -> EngineStats:
         """Totals since start; step, schedule and sample times are of the last step."""
@@ -211,6 +213,8 @@ class Engine:
                 self._fail(chunk, error)
                 return
             self._append(request, drawn)
+        else:
+            self._progress.append(PrefillProgress(request.rid, request.num_computed))
         if chunk.start < request.prompt_len and request.table is not None:
             # At every chunk, so that requests waiting for this prefix can start.
             self._manager.commit(request.table, request.tokens, request.num_computed)

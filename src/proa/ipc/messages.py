@@ -18,6 +18,7 @@ __all__ = [
     "FromEngine",
     "Generate",
     "Loading",
+    "PrefillProgress",
     "Ready",
     "Shutdown",
     "StepOutput",
@@ -112,11 +113,22 @@ class Ready(msgspec.Struct, tag="ready", frozen=True, kw_only=True):
     info: dict[str, str] = {}
 
 
-class StepOutput(msgspec.Struct, tag="step", frozen=True):
-    """All outputs of one engine step; an idle engine sends one with no outputs every second (heartbeat)."""
+class PrefillProgress(msgspec.Struct, frozen=True, array_like=True):
+    """A prompt that needs more chunks: how many of its tokens are in the KV cache."""
+
+    rid: str
+    tokens_done: int
+
+
+class StepOutput(msgspec.Struct, tag="step", frozen=True, omit_defaults=True):
+    """All outputs of one engine step; an idle engine sends one with no outputs every second (heartbeat).
+
+    `progress` has the prompts of which the step computed a chunk that is not the last.
+    """
 
     outputs: list[TokenOutput]
     stats: EngineStats
+    progress: list[PrefillProgress] = []
 
 
 class Flushed(msgspec.Struct, tag="flushed", frozen=True):

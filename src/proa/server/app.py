@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from proa.core.errors import ProaError
-from proa.server.errors import error_body, error_response
+from proa.server.errors import RouteError, error_response
 from proa.server.gate import Gate
 from proa.server.routes import (
     abort_request,
@@ -42,13 +42,11 @@ def create_app(services: Services) -> ASGIApp:
     return Gate(app, services.body_budget, api_key=config.api_key, max_body_bytes=config.max_body_bytes)
 
 
-async def _on_error(_: Request, error: Exception) -> JSONResponse:
-    return error_response(error)
+async def _on_error(request: Request, error: Exception) -> JSONResponse:
+    return error_response(error, request.url.path)
 
 
 async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    text = {404: f"no route {request.url.path[:200]}", 405: f"{request.url.path[:200]} does not take {request.method}"}
-    message = text.get(error.status_code, str(error.detail))
-    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-    return JSONResponse(error_body(message, error.status_code, code=code), error.status_code, headers=error.headers)
+    path = request.url.path
+    return error_response(RouteError(error.status_code, request.method, path), path, error.headers)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from proa.chat.detokenizer import TokenBytes
-from proa.chat.output.events import Answer, CallStart, ContentDelta, Event, ReasoningDelta
+from proa.chat.output.events import Answer, CallStart, ContentDelta, ReasoningDelta
+from proa.chat.output.events import Event as OutputEvent
 from proa.server.assembler import Delta, TokenEntry
+from proa.server.framing import OPENAI_CHUNKS, Event, add_usage
 from proa.server.generation import GenerationPlan, Usage
+from proa.server.protocol import StreamOptions
 
 __all__ = ["ChatFormat"]
 
@@ -16,17 +19,27 @@ __all__ = ["ChatFormat"]
 class ChatFormat:
     """Serializer of one chat completion."""
 
-    def __init__(self, plan: GenerationPlan, tokenizer: TokenBytes, *, with_logprobs: bool) -> None:
+    framing = OPENAI_CHUNKS
+
+    def __init__(
+        self,
+        plan: GenerationPlan,
+        tokenizer: TokenBytes,
+        *,
+        with_logprobs: bool,
+        options: StreamOptions | None = None,
+    ) -> None:
+        self._options = options or StreamOptions()
         self._plan = plan
         self._tokenizer = tokenizer
         self._with_logprobs = with_logprobs
 
-    def first_chunks(self) -> Iterator[dict[str, Any]]:
+    def opening(self, usage: Usage) -> Iterator[Event]:  # noqa: ARG002
         """Chunks that open every choice."""
         for index in range(self._plan.n):
             yield self._chunk([self._choice_delta(index, {"role": "assistant", "content": ""})])
 
-    def chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
+    def events(self, delta: Delta, usage: Callable[[], Usage]) -> Iterator[Event]:
         """The chunks of one delta: one for each thing that is new."""
         parts = [_event_delta(event) for event in delta.events]
         if not parts:
@@ -39,11 +52,21 @@ class ChatFormat:
                 choice["finish_reason"] = delta.finish_reason
                 if delta.finish_reason is not None:
                     choice["stop_reason"] = delta.stop_reason
-            yield self._chunk([choice])
+            chunk = self._chunk([choice])
+            add_usage(chunk, self._options, usage)
+            yield chunk
 
-    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
+    def closing(self, usage: Usage) -> Iterator[Event]:
         """The last chunk of a stream that includes the usage."""
-        return {**self._chunk([]), "usage": usage.as_dict()}
+        if self._options.include_usage:
+            yield {**self._chunk([]), "usage": usage.as_dict()}
+
+    def silence(self) -> None:
+        """A comment will do."""
+
+    def failure(self, error: Event) -> Event:
+        """The error itself."""
+        return error
 
     def response(self, deltas: Iterable[Delta], usage: Usage) -> dict[str, Any]:
         """The whole completion."""
@@ -92,7 +115,7 @@ class ChatFormat:
         return {"token": data.decode("utf-8", "replace"), "logprob": _finite(logprob), "bytes": list(data)}
 
 
-def _event_delta(event: Event) -> dict[str, Any]:
+def _event_delta(event: OutputEvent) -> dict[str, Any]:
     """An event as the `delta` of a chunk. Reasoning goes under both names clients look for."""
     if isinstance(event, ContentDelta):
         return {"content": event.text}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from proa.chat.detokenizer import TokenBytes
 from proa.server.assembler import Delta, TokenEntry
+from proa.server.framing import OPENAI_CHUNKS, Event, add_usage
 from proa.server.generation import GenerationPlan, Usage
+from proa.server.protocol import StreamOptions
 
 __all__ = ["CompletionFormat"]
 
@@ -15,27 +17,46 @@ __all__ = ["CompletionFormat"]
 class CompletionFormat:
     """Serializer of one text completion. `echoes`: text to put before the answers, one per prompt; empty for none."""
 
+    framing = OPENAI_CHUNKS
+
     def __init__(
-        self, plan: GenerationPlan, tokenizer: TokenBytes, *, with_logprobs: bool, echoes: Sequence[str] = ()
+        self,
+        plan: GenerationPlan,
+        tokenizer: TokenBytes,
+        *,
+        with_logprobs: bool,
+        echoes: Sequence[str] = (),
+        options: StreamOptions | None = None,
     ) -> None:
+        self._options = options or StreamOptions()
         self._plan = plan
         self._tokenizer = tokenizer
         self._with_logprobs = with_logprobs
         self._echoes = echoes
 
-    def first_chunks(self) -> Iterator[dict[str, Any]]:
+    def opening(self, usage: Usage) -> Iterator[Event]:  # noqa: ARG002
         """Chunks with the echoed prompts."""
         for index in range(len(self._plan.prompts) * self._plan.n):
             if echo := self._echo(index):
                 yield self._body([self._choice(Delta(index, echo), [])])
 
-    def chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
-        """The chunks of one delta."""
-        yield self._body([self._choice(delta, delta.entries)])
+    def events(self, delta: Delta, usage: Callable[[], Usage]) -> Iterator[Event]:
+        """The chunk of one delta."""
+        chunk = self._body([self._choice(delta, delta.entries)])
+        add_usage(chunk, self._options, usage)
+        yield chunk
 
-    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
+    def closing(self, usage: Usage) -> Iterator[Event]:
         """The last chunk of a stream that includes the usage."""
-        return {**self._body([]), "usage": usage.as_dict()}
+        if self._options.include_usage:
+            yield {**self._body([]), "usage": usage.as_dict()}
+
+    def silence(self) -> None:
+        """A comment will do."""
+
+    def failure(self, error: Event) -> Event:
+        """The error itself."""
+        return error
 
     def response(self, deltas: Iterable[Delta], usage: Usage) -> dict[str, Any]:
         """The whole completion."""

@@ -21,6 +21,7 @@ from proa.ipc.messages import (
     ToEngine,
     TokenOutput,
 )
+from proa.server.progress import PromptProgress
 
 __all__ = ["EngineClient", "GenerationStream"]
 
@@ -36,11 +37,13 @@ class GenerationStream:
         self._client = client
         self.names = names
         self._outputs: deque[TokenOutput] = deque()
+        self.progress = PromptProgress({request.rid: len(request.token_ids) for request in requests})
         self._arrived = asyncio.Event()
         self.running = {request.rid for request in requests}
 
     def put(self, output: TokenOutput) -> None:
         """Called by the client for each output of a sequence of this stream."""
+        self.progress.finish(output.rid)
         self._outputs.append(output)
         self._arrived.set()
 
@@ -160,6 +163,9 @@ class EngineClient:
                 self.on_stats(message.stats)
                 for output in message.outputs:
                     self._dispatch(output)
+                for progress in message.progress:
+                    if (stream := self._streams.get(progress.rid)) is not None:
+                        stream.progress.advance(progress.rid, progress.tokens_done)
             case Ready():
                 self.ready = message
             case Flushed():

@@ -1,23 +1,31 @@
-"""Every error as OpenAI's body: {"error": {"message", "type", "param", "code"}}."""
+"""Every error as the body of the API it came from.
+
+OpenAI: {"error": {"message", "type", "param", "code"}}; Anthropic: {"type": "error", "error": {"type", "message"}}.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
-from proa.core.errors import ConfigError, ProaError, QueueFullError, UnavailableError, UserError
+from proa.core.errors import ConfigError, ContextLengthError, ProaError, QueueFullError, UnavailableError, UserError
 
 __all__ = [
     "AuthenticationError",
     "BodyTooLargeError",
+    "ErrorShape",
     "ModelNotFoundError",
+    "RouteError",
+    "anthropic_error",
     "error_body",
     "error_response",
+    "error_shape",
     "invalid_request",
+    "openai_error",
 ]
 
 _TYPES = {
@@ -27,6 +35,15 @@ _TYPES = {
     429: "rate_limit_error",
     500: "server_error",
     503: "service_unavailable",
+}
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
 }
 # Pydantic adds the branch of a union to the path of an error; clients know only the fields.
 _UNION_BRANCH = re.compile(r"^(str|int|float|bool|bytes|dict|list\[.*|.*\[.*\]|[a-z-]+\(.*|[A-Z]\w*)$")
@@ -66,16 +83,55 @@ class ModelNotFoundError(UserError):
         super().__init__("model", " or ".join(known), name[:200], "see /v1/models", code="model_not_found")
 
 
+class RouteError(UserError):
+    """A path, or a method of it, that is not there."""
+
+    def __init__(self, status: int, method: str, path: str) -> None:
+        code = {404: "not_found", 405: "method_not_allowed"}.get(status, "invalid_value")
+        super().__init__(path[:200], "a route of this server", f"{method} (status {status})", code=code)
+        self.http_status = status
+
+
 def error_body(message: str, status: int, *, param: str | None = None, code: str | int | None = None) -> dict[str, Any]:
     """The body of an error response or event."""
     kind = _TYPES.get(status, "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code if code is not None else status}}
 
 
-def error_response(error: Exception, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """The response for any exception; what is not meant for clients becomes a 500 with a generic text."""
-    status, body, more = describe(error)
-    return JSONResponse(body, status, headers={**more, **(headers or {})})
+def openai_error(error: Exception) -> dict[str, Any]:
+    """The body for `error` in OpenAI's APIs."""
+    return describe(error)[1]
+
+
+def anthropic_error(error: Exception) -> dict[str, Any]:
+    """The body for `error` in Anthropic's API."""
+    status, body, _ = describe(error)
+    message = body["error"]["message"]
+    if isinstance(error, ContextLengthError):
+        # Clients read the counts from these words, and shorten their answer or the conversation by them.
+        prompt, answer, limit = error.prompt_tokens, error.max_tokens, error.limit
+        message = (
+            f"prompt is too long: {prompt} tokens > {limit} maximum"
+            if prompt >= limit
+            else f"input length and `max_tokens` exceed context limit: {prompt} + {answer} > {limit}, "
+            "decrease input length or `max_tokens` and try again"
+        )
+    kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+ErrorShape = Callable[[Exception], dict[str, Any]]
+
+
+def error_shape(path: str) -> ErrorShape:
+    """How the API at `path` writes errors."""
+    return anthropic_error if path.startswith("/v1/messages") else openai_error
+
+
+def error_response(error: Exception, path: str = "", headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """The response of the API at `path`; what is not meant for clients becomes a 500 with a generic text."""
+    status, _, more = describe(error)
+    return JSONResponse(error_shape(path)(error), status, headers={**more, **(headers or {})})
 
 
 def describe(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:

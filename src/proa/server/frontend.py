@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from proa.chat.dialect import ChatPrompt, ChatTurn, Dialect, KimiDialect, TemplateDialect
 from proa.chat.kimi_prompt import kimi_style
@@ -15,9 +15,8 @@ from proa.chat.templates import ChatTemplate, read_json, read_template_source, s
 from proa.chat.tiktoken_tokenizer import TiktokenTokenizer
 from proa.chat.tokenizer import Tokenizer
 from proa.core.errors import QueueFullError, UnavailableError, UnsupportedError, UserError
-from proa.server.messages import Message
 
-__all__ = ["Conversation", "Frontend"]
+__all__ = ["Frontend"]
 
 logger = logging.getLogger("proa.server.frontend")
 
@@ -27,25 +26,6 @@ _MAX_PENDING = 256
 _NORMALIZED_SHRINK = 4
 
 _Result = TypeVar("_Result")
-
-
-class Conversation(Protocol):
-    """The part of a request that a chat template renders."""
-
-    @property
-    def messages(self) -> list[Message]: ...
-    @property
-    def generation_prompt(self) -> bool: ...
-    @property
-    def continue_final_message(self) -> bool: ...
-    @property
-    def chat_template_kwargs(self) -> dict[str, Any] | None: ...
-    @property
-    def tools_for_prompt(self) -> list[dict[str, Any]]: ...
-    @property
-    def tool_choice(self) -> str | dict[str, Any] | None: ...
-    @property
-    def wants_thinking(self) -> bool | None: ...
 
 
 class Frontend:
@@ -123,28 +103,18 @@ class Frontend:
         self._refuse_hopeless(len(text), max_tokens, "prompt")
         return await self.in_worker(lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
-    async def encode_chat(self, conversation: Conversation, *, max_tokens: int | None) -> ChatPrompt:
-        """The prompt of a conversation that may have at most `max_tokens`, and how its answer is read."""
+    async def encode_chat(self, turn: ChatTurn, *, max_tokens: int | None, where: str = "messages") -> ChatPrompt:
+        """The prompt of a conversation that may have at most `max_tokens`, and how its answer is read.
+
+        `where`: the field of the request that holds the conversation, for errors.
+        """
         _ = self.tokenizer
         dialect = self._dialect
         assert dialect is not None
-        self._refuse_hopeless(
-            sum(_num_characters(message) for message in conversation.messages), max_tokens, "messages"
+        self._refuse_hopeless(sum(len(message["content"]) for message in turn.messages), max_tokens, where)
+        return await self.in_worker(
+            lambda: dialect.prompt(turn, lambda size: self._refuse_hopeless(size, max_tokens, where))
         )
-
-        def render_and_encode() -> ChatPrompt:
-            turn = ChatTurn(
-                messages=[message.as_openai() for message in conversation.messages],
-                tools=conversation.tools_for_prompt,
-                no_calls=conversation.tool_choice == "none",
-                thinking=conversation.wants_thinking,
-                add_generation_prompt=conversation.generation_prompt,
-                continue_final_message=conversation.continue_final_message,
-                variables=conversation.chat_template_kwargs or {},
-            )
-            return dialect.prompt(turn, lambda size: self._refuse_hopeless(size, max_tokens, "messages"))
-
-        return await self.in_worker(render_and_encode)
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of `token_ids`."""
@@ -164,12 +134,6 @@ class Frontend:
                 "shorten the prompt",
                 code="context_length_exceeded",
             )
-
-
-def _num_characters(message: Message) -> int:
-    if isinstance(message.content, str):
-        return len(message.content)
-    return sum(len(part.text) for part in message.content or ())
 
 
 def _eos_token_ids(

@@ -72,7 +72,7 @@ class Gate:
             if not isinstance(error, AuthenticationError | BodyTooLargeError):
                 logger.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
             if not started:
-                await error_response(error)(scope, receive, send_with_id)
+                await error_response(error, scope["path"])(scope, receive, send_with_id)
         finally:
             rest = state.pop("body_bytes", 0)
             self._budget.give_back(rest)

@@ -15,6 +15,7 @@ from proa.ipc.messages import Generate
 from proa.server.assembler import ChoiceAssembler, Delta
 from proa.server.engine_client import EngineClient
 from proa.server.metrics import Metrics
+from proa.server.progress import PromptProgress
 from proa.server.reading_assembler import ReadingAssembler
 
 __all__ = ["Assembler", "EngineFailedError", "Generation", "GenerationPlan", "Usage", "new_id"]
@@ -108,6 +109,11 @@ class Generation:
             cached_tokens=cached,
             reasoning_tokens=sum(assembler.reasoning_tokens for assembler in assemblers),
         )
+
+    @property
+    def progress(self) -> PromptProgress:
+        """How far the prompts have come."""
+        return self._stream.progress
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """What is new, as it comes.

@@ -6,7 +6,6 @@ that would be dangerous are refused, and so are fields whose silent loss would c
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Self, cast
 
@@ -22,7 +21,9 @@ from pydantic import (
     model_validator,
 )
 
+from proa.chat.dialect import ChatTurn
 from proa.core.errors import UserError
+from proa.server.chat_request import ChatRequest, ToolChoice, check_tool_names
 from proa.server.field_types import (
     MAX_PROMPT_IDS,
     MAX_TOKEN_ID,
@@ -41,6 +42,7 @@ from proa.server.messages import Message, Thinking, Tool
 
 __all__ = [
     "AbortRequest",
+    "ChatBody",
     "ChatCompletionRequest",
     "CompletionRequest",
     "DetokenizeRequest",
@@ -137,8 +139,6 @@ class GenerationRequest(Body):
         for field in _UNSUPPORTED:
             if extra.get(field) not in (None, "", [], {}):
                 raise _unsupported(field)
-        if _kind_of(extra.get("response_format")) not in (None, "text"):
-            raise _unsupported("response_format")
         if self.best_of is not None and self.best_of > (self.n or 1):
             raise _unsupported("best_of")
         if self.stream_options is not None and not self.stream:
@@ -157,37 +157,88 @@ def _unsupported(field: str) -> UserError:
     return UserError(field, "a field this server has", "one it does not", "remove it", code="unsupported_parameter")
 
 
-def _kind_of(value: Any) -> Any:
-    return value.get("type") if isinstance(value, dict) else value
-
-
 TemplateVariables = Annotated[
     dict[Name, bool | int | float | Annotated[Text, StringConstraints(max_length=10_000)] | None],
     at_most(MAX_TEMPLATE_VARIABLES),
 ]
 
 
-class _Conversation(Body):
-    """Messages and how they are rendered."""
+class _Rendering(Body):
+    """Tools, and how a conversation is rendered."""
 
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True), at_most(MAX_MESSAGES)]
     add_generation_prompt: Flag | None = None
     continue_final_message: Off = False
     chat_template_kwargs: TemplateVariables | None = None
+    tools: Annotated[list[Tool] | None, at_most(MAX_TOOLS)] = None
+    tool_choice: str | dict[str, Any] | None = None
+    thinking: Thinking | None = None
+    enable_thinking: Flag | None = None
+    reasoning_effort: Name | None = None
 
     @model_validator(mode="after")
-    def _check_end(self) -> Self:
+    def _check_conversation(self) -> Self:
         if self.continue_final_message and self.add_generation_prompt:
             raise UserError("continue_final_message", "add_generation_prompt: false beside it", "both")
+        check_tool_names(tool.function.name for tool in self.tools or () if tool.function is not None)
         return self
 
+
+class _Conversation(_Rendering):
+    """Messages and how they are rendered."""
+
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True), at_most(MAX_MESSAGES)]
+
+    def turn(self) -> ChatTurn:
+        """The conversation in the form that every API is translated to."""
+        wants_prompt = self.add_generation_prompt
+        return ChatTurn(
+            messages=[message.as_openai(f"messages.{index}") for index, message in enumerate(self.messages)],
+            tools=[tool.as_openai() for tool in self.tools or ()],
+            no_calls=self.choice.mode == "none",
+            thinking=self._thinking,
+            add_generation_prompt=not self.continue_final_message if wants_prompt is None else wants_prompt,
+            continue_final_message=self.continue_final_message,
+            variables=self.chat_template_kwargs or {},
+        )
+
     @property
-    def generation_prompt(self) -> bool:
-        """Whether the prompt ends with the beginning of an assistant turn."""
-        return not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
+    def choice(self) -> ToolChoice:
+        """What tool_choice means."""
+        if isinstance(self.tool_choice, dict):
+            function = self.tool_choice.get("function")
+            if self.tool_choice.get("type") == "function" and isinstance(function, dict):
+                return ToolChoice("required", str(function.get("name")))
+        elif self.tool_choice in (None, "auto"):
+            return ToolChoice()
+        elif self.tool_choice == "none":
+            return ToolChoice("none")
+        elif self.tool_choice == "required":
+            return ToolChoice("required")
+        raise UserError("tool_choice", "none, auto, required or a function", str(self.tool_choice)[:100])
+
+    @property
+    def _thinking(self) -> bool | None:
+        """Whether to think before the answer; None: as the model does."""
+        if self.thinking is not None:
+            return self.thinking.type != "disabled"
+        if self.enable_thinking is not None:
+            return self.enable_thinking
+        return False if self.reasoning_effort == "none" else None
 
 
-class ChatCompletionRequest(GenerationRequest, _Conversation):
+class ChatBody(GenerationRequest):
+    """The body of a chat API."""
+
+    def chat(self) -> ChatRequest:
+        """The request in the form that every API is translated to.
+
+        Raises:
+            UserError: what no model could be asked.
+        """
+        raise NotImplementedError
+
+
+class ChatCompletionRequest(ChatBody, _Conversation):
     """POST /v1/chat/completions."""
 
     model_config = GenerationRequest.model_config
@@ -196,38 +247,8 @@ class ChatCompletionRequest(GenerationRequest, _Conversation):
     max_completion_tokens: Annotated[Integer, Field(ge=1, le=MAX_TOKEN_ID)] | None = None
     logprobs: Flag | None = None
     top_logprobs: Annotated[Integer, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    tools: Annotated[list[Tool] | None, at_most(MAX_TOOLS)] = None
-    tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: Flag | None = None
-    thinking: Thinking | None = None
-    enable_thinking: Flag | None = None
-    reasoning_effort: Name | None = None
-
-    @model_validator(mode="after")
-    def _check_tools(self) -> Self:
-        if self.tool_choice not in (None, "none", "auto"):
-            raise UserError("tool_choice", "none or auto", str(self.tool_choice)[:100], code="unsupported_parameter")
-        if self.parallel_tool_calls is False and self.tools:
-            raise _unsupported("parallel_tool_calls")
-        names = [tool.function.name for tool in self.tools or () if tool.function is not None]
-        if len(set(names)) != len(names):
-            twice = Counter(names).most_common(1)[0][0]
-            raise UserError("tools", "functions with different names", f"{twice!r} twice")
-        return self
-
-    @property
-    def tools_for_prompt(self) -> list[dict[str, Any]]:
-        """The tools as they were sent."""
-        return [tool.model_dump(exclude_unset=True) | {"type": tool.type} for tool in self.tools or ()]
-
-    @property
-    def wants_thinking(self) -> bool | None:
-        """Whether to think before the answer; None: as the model does."""
-        if self.thinking is not None:
-            return self.thinking.type != "disabled"
-        if self.enable_thinking is not None:
-            return self.enable_thinking
-        return False if self.reasoning_effort == "none" else None
+    response_format: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _check_chat(self) -> Self:
@@ -235,15 +256,17 @@ class ChatCompletionRequest(GenerationRequest, _Conversation):
             raise UserError("top_logprobs", "logprobs: true beside it", "logprobs off")
         return self
 
-    @property
-    def max_new_tokens(self) -> int | None:
-        """The limit of the answer, None without one."""
-        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
-
-    @property
-    def num_logprobs(self) -> int | None:
-        """Alternatives per token; None without log-probabilities."""
-        return (self.top_logprobs or 0) if self.logprobs else None
+    def chat(self) -> ChatRequest:
+        """See ChatBody."""
+        limit = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+        return ChatRequest(
+            turn=self.turn(),
+            tool_choice=self.choice,
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            response_format=self.response_format,
+            max_new_tokens=limit,
+            num_logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+        )
 
 
 def _check_prompt(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
@@ -294,7 +317,7 @@ class CompletionRequest(GenerationRequest):
         return cast("list[str] | list[list[int]]", self.prompt)
 
 
-class TokenizeRequest(Body):
+class TokenizeRequest(_Rendering):
     """POST /tokenize: either `prompt` (llama.cpp: `content`) or `messages`."""
 
     model: Name | None = None
@@ -302,10 +325,6 @@ class TokenizeRequest(Body):
     content: Text | None = None
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True), at_most(MAX_MESSAGES)] | None = None
     add_special_tokens: On = True
-    add_generation_prompt: Flag | None = None
-    continue_final_message: Off = False
-    chat_template_kwargs: TemplateVariables | None = None
-    tools: Annotated[list[Tool] | None, at_most(MAX_TOOLS)] = None
     return_token_strs: Off = False
 
     @model_validator(mode="after")
@@ -320,18 +339,9 @@ class TokenizeRequest(Body):
         """The text to tokenize when there are no messages."""
         return self.prompt if self.prompt is not None else self.content or ""
 
-    @property
-    def conversation(self) -> ChatCompletionRequest | None:
-        """The messages to render and tokenize."""
-        if self.messages is None:
-            return None
-        return ChatCompletionRequest.model_construct(
-            messages=self.messages,
-            tools=self.tools,
-            add_generation_prompt=self.add_generation_prompt,
-            continue_final_message=self.continue_final_message,
-            chat_template_kwargs=self.chat_template_kwargs,
-        )
+    def turn(self) -> ChatTurn:
+        """The messages to render and tokenize, where there are any."""
+        return _Conversation.model_construct(**dict(self)).turn()
 
 
 class DetokenizeRequest(Body):

@@ -2,49 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from typing import Any, Protocol
 
 import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
-from proa.server.assembler import Delta
+from proa.server.framing import AnswerFormat
 from proa.server.frontend import Frontend
-from proa.server.generation import Generation, GenerationPlan, Usage
-from proa.server.protocol import StreamOptions
+from proa.server.generation import Generation, GenerationPlan
 from proa.server.request_body import services_of
 from proa.server.sse import EventStream, until_disconnect
 
-__all__ = ["AnswerFormat", "respond"]
+__all__ = ["respond"]
 
 
 # Above this, building a response with log-probabilities takes longer than a stream should wait.
 _INLINE_DELTAS = 1000
 
 
-class AnswerFormat(Protocol):
-    """How deltas become the bodies of one API."""
-
-    def first_chunks(self) -> Iterator[dict[str, Any]]: ...
-    def chunks(self, delta: Delta) -> Iterator[dict[str, Any]]: ...
-    def usage_chunk(self, usage: Usage) -> dict[str, Any]: ...
-    def response(self, deltas: list[Delta], usage: Usage) -> dict[str, Any]: ...
-
-
-async def respond(
-    request: Request, plan: GenerationPlan, answer: AnswerFormat, *, stream: bool, options: StreamOptions | None
-) -> Response:
+async def respond(request: Request, plan: GenerationPlan, answer: AnswerFormat, *, stream: bool) -> Response:
     """The response to `request`. The sequences are aborted as soon as the client is gone."""
     services = services_of(request)
     generation = services.start(plan)
     if stream:
         return EventStream(
-            _chunks(generation, answer, options or StreamOptions()),
+            _Stream(generation, answer),
             keepalive=services.config.keepalive_interval,
             write_timeout=services.config.write_timeout,
-            on_end=generation.close,
         )
     try:
         body = await until_disconnect(request.receive, _collect(generation, answer, services.frontend))
@@ -60,22 +46,41 @@ async def _collect(generation: Generation, answer: AnswerFormat, frontend: Front
     return await frontend.in_worker(lambda: msgspec.json.encode(answer.response(deltas, generation.usage)))
 
 
-async def _chunks(
-    generation: Generation, answer: AnswerFormat, options: StreamOptions
-) -> AsyncIterator[dict[str, Any]]:
-    opened = False
-    async with aclosing(generation.deltas()) as deltas:
-        async for delta in deltas:
-            # Not before the first token: clients take the first chunk's time as the time to first token.
-            if not opened:
-                opened = True
-                for chunk in answer.first_chunks():
-                    yield chunk
-            for chunk in answer.chunks(delta):
-                if options.include_usage:
-                    chunk["usage"] = None
-                if options.continuous_usage_stats:
-                    chunk["usage"] = generation.usage.as_dict()
-                yield chunk
-    if options.include_usage:
-        yield answer.usage_chunk(generation.usage)
+class _Stream:
+    """The events of one answer. It opens with the first token: clients take that time as the time to first token."""
+
+    def __init__(self, generation: Generation, answer: AnswerFormat) -> None:
+        self._generation = generation
+        self._answer = answer
+        self._frame = answer.framing.frame
+        self._is_open = False
+
+    async def frames(self) -> AsyncGenerator[bytes, None]:
+        """What a delta brings is one frame, however many events it is."""
+        generation, answer = self._generation, self._answer
+        async with aclosing(generation.deltas()) as deltas:
+            async for delta in deltas:
+                opening = b"".join(self._open())
+                yield opening + b"".join(map(self._frame, answer.events(delta, lambda: generation.usage)))
+        yield b"".join(map(self._frame, answer.closing(generation.usage))) + answer.framing.end
+
+    def silence(self) -> bytes:
+        """A comment with the progress of the prompt, and an event for clients that wait for one."""
+        comment = f": {self._generation.progress}\n\n".encode()
+        event = self._answer.silence()
+        return comment if event is None else b"".join(self._open()) + comment + self._frame(event)
+
+    def failure(self, error: Exception) -> bytes:
+        """The error as this API has it."""
+        framing = self._answer.framing
+        opening = b"".join(self._open()) if framing.is_named else b""
+        return opening + self._frame(self._answer.failure(framing.error_shape(error))) + framing.end
+
+    def close(self) -> None:
+        """Abort what still runs."""
+        self._generation.close()
+
+    def _open(self) -> Iterator[bytes]:
+        if not self._is_open:
+            self._is_open = True
+            yield from map(self._frame, self._answer.opening(self._generation.usage))

@@ -5,21 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, Protocol, TypeVar
 
-import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from proa.server.errors import describe, error_response
 
-__all__ = ["ClientGoneError", "EventStream", "until_disconnect"]
+__all__ = ["ClientGoneError", "EventSource", "EventStream", "until_disconnect"]
 
 logger = logging.getLogger("proa.server.sse")
 
-_DONE = b"data: [DONE]\n\n"
-_KEEPALIVE = b": keep-alive\n\n"
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -55,71 +52,81 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, _Result])
         await asyncio.gather(task, watcher, return_exceptions=True)
 
 
-class EventStream(Response):
-    """A response that sends `events` as they come, each a JSON object in a `data:` line, then [DONE].
+class EventSource(Protocol):
+    """What a stream sends."""
 
-    An error before the first event becomes an ordinary error response, later ones an error event. Silence of
-    `keepalive` seconds is broken by a comment. A client that does not read for `write_timeout` seconds is dropped.
-    `on_end` is always called, once.
+    def frames(self) -> AsyncGenerator[bytes, None]:
+        """The events, as they come."""
+        ...
+
+    def silence(self) -> bytes:
+        """What breaks a silence."""
+        ...
+
+    def failure(self, error: Exception) -> bytes:
+        """The last event of a stream that failed."""
+        ...
+
+    def close(self) -> None:
+        """Always called in the end, also when nothing was sent."""
+        ...
+
+
+class EventStream(Response):
+    """A response that sends the frames of `source` as they come.
+
+    An error before the first frame becomes an ordinary error response, later ones an error event. Silence of
+    `keepalive` seconds is broken. A client that does not read for `write_timeout` seconds is dropped.
     """
 
-    def __init__(
-        self,
-        events: AsyncIterator[dict[str, Any]],
-        *,
-        keepalive: float,
-        write_timeout: float,
-        on_end: Callable[[], None],
-    ) -> None:
+    def __init__(self, source: EventSource, *, keepalive: float, write_timeout: float) -> None:
         super().__init__()
-        self._events = events
+        self._source = source
         self._keepalive = keepalive
         self._write_timeout = write_timeout
-        self._on_end = on_end
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        frames = self._source.frames()
         try:
-            await until_disconnect(receive, self._run(scope, receive, send))
+            await until_disconnect(receive, self._run(frames, scope, receive, send))
         except ClientGoneError:
             logger.debug("client gone")
         except TimeoutError:
             logger.info("a client that does not read was dropped")
         finally:
-            # Also when the stream was never begun.
-            self._on_end()
+            self._source.close()
             with contextlib.suppress(RuntimeError):
-                await self._events.aclose()  # type: ignore[attr-defined]
+                await frames.aclose()
 
-    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _run(self, frames: AsyncGenerator[bytes, None], scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await self._send_events(send)
+            await self._send_frames(frames, send)
         except TimeoutError:
             raise
         except Exception as error:
-            status, body, _ = describe(error)
+            status, *_ = describe(error)
             if status >= 500:
                 logger.error("a stream failed: %s", error, exc_info=error if status == 500 else None)
             if not self._started:
-                await error_response(error)(scope, receive, send)
+                await error_response(error, scope["path"])(scope, receive, send)
                 return
-            await self._write(send, _encode(body))
-        await self._write(send, _DONE)
+            await self._write(send, self._source.failure(error))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _send_events(self, send: Send) -> None:
-        upcoming = asyncio.ensure_future(anext(self._events, None))
+    async def _send_frames(self, frames: AsyncGenerator[bytes, None], send: Send) -> None:
+        upcoming = asyncio.ensure_future(anext(frames, None))
         try:
             while True:
                 done, _ = await asyncio.wait([upcoming], timeout=self._keepalive)
                 if not done:
-                    await self._write(send, _KEEPALIVE)
+                    await self._write(send, self._source.silence())
                     continue
-                event = upcoming.result()
-                if event is None:
+                frame = upcoming.result()
+                if frame is None:
                     return
-                await self._write(send, _encode(event))
-                upcoming = asyncio.ensure_future(anext(self._events, None))
+                await self._write(send, frame)
+                upcoming = asyncio.ensure_future(anext(frames, None))
         finally:
             if not upcoming.done():
                 upcoming.cancel()
@@ -131,7 +138,3 @@ class EventStream(Response):
                 self._started = True
                 await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             await send({"type": "http.response.body", "body": data, "more_body": True})
-
-
-def _encode(event: dict[str, Any]) -> bytes:
-    return b"data: " + msgspec.json.encode(event) + b"\n\n"

@@ -55,8 +55,9 @@ async def create_completion(request: Request) -> Response:
         services.frontend.tokenizer,
         with_logprobs=body.logprobs is not None,
         echoes=await _echoes(services, body) if body.echo else (),
+        options=body.stream_options,
     )
-    return await respond(request, plan, answer, stream=bool(body.stream), options=body.stream_options)
+    return await respond(request, plan, answer, stream=bool(body.stream))
 
 
 async def _encode(services: Services, body: CompletionRequest, limits: SequenceLimits) -> list[list[int]]:

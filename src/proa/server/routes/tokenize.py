@@ -25,8 +25,9 @@ async def tokenize(request: Request) -> Response:
     body = await parse_body(request, TokenizeRequest)
     services.check_model(body.model)
     frontend = services.frontend
-    if (conversation := body.conversation) is not None:
-        tokens = (await frontend.encode_chat(conversation, max_tokens=None)).token_ids
+    if body.messages:
+        turn = await frontend.in_worker(body.turn)
+        tokens = (await frontend.encode_chat(turn, max_tokens=None)).token_ids
     else:
         tokens = await frontend.encode_text(body.text, max_tokens=None, add_special_tokens=body.add_special_tokens)
     ready = services.client.ready

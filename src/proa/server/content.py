@@ -1,0 +1,72 @@
+"""Content parts of all three APIs as text. Nothing is fetched: a part that is no text is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from proa.core.errors import UserError
+
+__all__ = ["text_of", "texts_of"]
+
+# The key that holds the text of a part, by its type.
+_TEXT_KEYS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "summary_text": "text",
+    "reasoning_text": "text",
+    "refusal": "refusal",
+}
+_MEDIA = {
+    "image": "an image",
+    "image_url": "an image",
+    "input_image": "an image",
+    "video": "a video",
+    "video_url": "a video",
+    "input_video": "a video",
+    "audio": "audio",
+    "audio_url": "audio",
+    "input_audio": "audio",
+    "file": "a file",
+    "input_file": "a file",
+    "document": "a document",
+    "container_upload": "a file",
+}
+
+
+def text_of(content: str | Iterable[Mapping[str, Any]] | None, where: str) -> str:
+    """The text of a message's content, parts joined; "" for none."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(texts_of(content, where))
+
+
+def texts_of(parts: Iterable[Mapping[str, Any]], where: str) -> list[str]:
+    """The texts of content parts.
+
+    Raises:
+        UserError: a part that is no text; `where` and its index name it.
+    """
+    return [_text(part, f"{where}.{index}") for index, part in enumerate(parts)]
+
+
+def _text(part: Mapping[str, Any], where: str) -> str:
+    kind = part.get("type")
+    if kind in _MEDIA:
+        raise UserError(
+            where,
+            "text: this model has no vision and takes no images, audio, video or files",
+            f"{_MEDIA[kind]} (type {kind})",
+            "leave the part out",
+            code="unsupported_media",
+        )
+    key = _TEXT_KEYS.get(kind) if isinstance(kind, str) else None
+    if key is None:
+        raise UserError(where, f"a part of type {', '.join(_TEXT_KEYS)}", f"type {str(kind)[:100]!r}")
+    text = part.get(key)
+    if not isinstance(text, str):
+        raise UserError(f"{where}.{key}", "text", type(text).__name__)
+    if "\0" in text:
+        raise UserError(f"{where}.{key}", "text without NUL characters", "one with them")
+    return text
