@@ -1,0 +1,319 @@
+"""Tiles of weights in the formats of checkpoints, read and turned into values inside the kernels that multiply them.
+
+A weight `[out, in]` lies in one of two layouts, and both are read in words of 32 bits:
+
+  rows    as the checkpoint has it, row-major: elements or nibbles, and a matrix of scales (docs/weight_formats.md)
+  panels  as the experts lie in the machine's memory: runs of 16 rows with their scales (csrc/format/weight_format.h,
+          grouped.h, bf16.h and fp8_block128.h), so that an expert comes to the GPU by plain copies
+
+A word holds, lowest bits first (n: row, k: column):
+
+  int4, mxfp4   both     k .. k+7 of one row
+  fp8_block128  rows     k .. k+3 of one row            panels   n .. n+3 of one column
+  bf16          rows     -  (elements are read)         panels   k, k+1 of one row
+  f32           both     one element
+
+Values for float32 products are exact. For tensor cores they are rounded to bf16; bf16 and mxfp4 need no rounding.
+e4m3 codes that stand for NaN are read as 480 and -480.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from proa.core.errors import UnsupportedError
+from proa.kernels.triton_import import jit, tl
+
+__all__ = [
+    "KINDS",
+    "PANEL_ROWS",
+    "WeightKind",
+    "as_words",
+    "kind_of",
+    "load_scales",
+    "load_words",
+    "panel_bytes",
+    "tile_values",
+]
+
+PANEL_ROWS = 16
+_FP8_BLOCK = 128
+
+# What kernels branch on.
+F32, BF16, FP8, INT4, INT4_F16, MXFP4 = range(6)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightKind:
+    """A format as kernels know it. `groups`: groups of 32 columns in a super-block of a panel; 0: no groups."""
+
+    code: int
+    groups: int
+    scale_bytes: int
+
+
+KINDS = {
+    "f32": WeightKind(F32, 0, 0),
+    "bf16": WeightKind(BF16, 0, 0),
+    "fp8_block128": WeightKind(FP8, 0, 4),
+    "int4_g32": WeightKind(INT4, 1, 2),
+    "int4_g32_f16": WeightKind(INT4_F16, 2, 2),
+    "mxfp4": WeightKind(MXFP4, 4, 1),
+}
+
+
+def kind_of(weight_format: str) -> WeightKind:
+    """Raises UnsupportedError for a format that the kernels do not read."""
+    if weight_format not in KINDS:
+        raise UnsupportedError("GPU kernel", f"a weight format of {sorted(KINDS)}", weight_format)
+    return KINDS[weight_format]
+
+
+def panel_bytes(weight_format: str, in_features: int) -> int:
+    """Bytes from one panel to the next, `proa.native`'s."""
+    kind = kind_of(weight_format)
+    if kind.groups:
+        size = in_features // 32 * PANEL_ROWS * (16 + kind.scale_bytes)
+    elif kind.code == FP8:
+        size = in_features * PANEL_ROWS + 4 * -(-in_features // _FP8_BLOCK)
+    elif kind.code == BF16:
+        size = -(-in_features // 32) * 32 * PANEL_ROWS * 2
+    else:
+        size = in_features * PANEL_ROWS * 4
+    return -(-size // 64) * 64
+
+
+def as_words(data: torch.Tensor) -> torch.Tensor:
+    """Rows of a checkpoint as kernels read them: bf16 as it is, others in words of 32 bits, int32."""
+    return data if data.dtype == torch.bfloat16 else data.view(torch.int32)
+
+
+@jit
+def load_words(
+    data, n, k, valid_n, columns, row_words, KIND: tl.constexpr, GROUPS: tl.constexpr, SCALE_BYTES: tl.constexpr,
+    PANELS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """The words of rows `n + arange(BLOCK_N)` and columns `k + arange(BLOCK_K)`, zeros outside.
+
+    data: int32 pointer (bf16 for rows of bf16) to element 0 of the weight; row_words: words or elements from a row to
+    the next, in panels words from a panel to the next. k and columns are multiples of what a word or group holds.
+    """
+    PER_WORD: tl.constexpr = 8 if KIND >= 3 else 4 if KIND == 2 else 2 if KIND == 1 and PANELS else 1
+    SUPER_WORDS: tl.constexpr = GROUPS * (64 + 4 * SCALE_BYTES)
+    if KIND == 2 and PANELS:  # [BLOCK_N / 4, BLOCK_K]
+        row = n + 4 * tl.arange(0, BLOCK_N // 4)[:, None]
+        column = k + tl.arange(0, BLOCK_K)[None, :]
+        at = row // 16 * row_words.to(tl.int64) + column * 4 + row % 16 // 4
+        inside = (row < valid_n) & (column < columns)
+    else:
+        row = n + tl.arange(0, BLOCK_N)[:, None]
+        word = k // PER_WORD + tl.arange(0, BLOCK_K // PER_WORD)[None, :]
+        inside = (row < valid_n) & (word * PER_WORD < columns)
+        if not PANELS:
+            at = row * row_words.to(tl.int64) + word
+        elif KIND >= 3:
+            # A shorter last super-block starts where a whole one would.
+            at = row // 16 * row_words.to(tl.int64) + word // 4 // GROUPS * SUPER_WORDS
+            at += word // 4 % GROUPS * 64 + word % 4 * 16 + row % 16
+        else:
+            at = row // 16 * row_words.to(tl.int64) + word * 16 + row % 16
+    return tl.load(data + at, mask=inside, other=0)
+
+
+@jit
+def _block_scales(
+    data, scales, n, k, valid_n, columns, row_words, row_scales, PANELS: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """Of fp8_block128: the one that each row has in a tile, int32 bits of a float [N, 1]."""
+    if PANELS:
+        row = n + 4 * tl.arange(0, BLOCK_N // 4)[:, None]
+        at = data + row // 16 * row_words.to(tl.int64) + columns * 4 + k // 128
+    else:
+        row = n + tl.arange(0, BLOCK_N)[:, None]
+        at = scales.to(tl.pointer_type(tl.int32)) + (row // 128 * row_scales.to(tl.int64) + k // 128)
+    return tl.load(at, mask=(row < valid_n) & (k < columns), other=0)
+
+
+@jit
+def _group_scales(
+    data, scales, n, k, valid_n, columns, row_words, row_scales, GROUPS: tl.constexpr, SCALE_BYTES: tl.constexpr,
+    PANELS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Of formats with groups of 32 columns: one for each word, int32 [N, words]."""
+    row = n + tl.arange(0, BLOCK_N)[:, None]
+    word = k // 8 + tl.arange(0, BLOCK_K // 8)[None, :]
+    group = word // 4
+    SUPER_BYTES: tl.constexpr = GROUPS * (256 + 16 * SCALE_BYTES)
+    if PANELS:
+        codes = tl.minimum(GROUPS, columns // 32 - group // GROUPS * GROUPS) * 256
+        at = row // 16 * (row_words.to(tl.int64) * 4) + group // GROUPS * SUPER_BYTES + codes
+        at += (group % GROUPS * 16 + row % 16) * SCALE_BYTES
+        base = data.to(tl.pointer_type(tl.uint8))
+    else:
+        at = (row * row_scales.to(tl.int64) + group) * SCALE_BYTES
+        base = scales.to(tl.pointer_type(tl.uint8))
+    inside = (row < valid_n) & (word * 8 < columns)
+    if SCALE_BYTES == 1:
+        bits = tl.load(base + at, mask=inside, other=0).to(tl.int32)
+    else:
+        bits = tl.load((base + at).to(tl.pointer_type(tl.uint16)), mask=inside, other=0).to(tl.int32)
+    return bits
+
+
+@jit
+def load_scales(
+    data, scales, n, k, valid_n, columns, row_words, row_scales, KIND: tl.constexpr, GROUPS: tl.constexpr,
+    SCALE_BYTES: tl.constexpr, PANELS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """The int32 bits of the scales of a tile, for tile_values; of fp8_block128, BLOCK_K divides 128.
+
+    data, row_words: as in load_words. scales: pointer to the bytes of scale 0 (rows), row_scales: scales of a row.
+    """
+    if KIND < 2:
+        bits = tl.zeros([1, 1], tl.int32)
+    elif KIND == 2:
+        bits = _block_scales(data, scales, n, k, valid_n, columns, row_words, row_scales, PANELS, BLOCK_N)
+    else:
+        bits = _group_scales(
+            data, scales, n, k, valid_n, columns, row_words, row_scales, GROUPS, SCALE_BYTES, PANELS, BLOCK_N, BLOCK_K
+        )
+    return bits
+
+
+@jit
+def _bits(values, OPERAND: tl.constexpr):
+    """Tiles are put together as integers: Triton would move a reshape of floats behind the copy to shared memory."""
+    return values.to(tl.int32 if OPERAND == tl.float32 else tl.int16, bitcast=True)
+
+
+@jit
+def _pair(low, high, OPERAND: tl.constexpr):
+    """Tiles of the even and odd places of the last dimension as one tile."""
+    joined = tl.join(_bits(low, OPERAND), _bits(high, OPERAND)).reshape(low.shape[0], 2 * low.shape[1])
+    return joined.to(OPERAND, bitcast=True)
+
+
+@jit
+def _half(words, high: tl.constexpr):
+    """The upper or lower half of each word as bf16."""
+    bits = (words >> 16) if high else words
+    return bits.to(tl.int16).to(tl.bfloat16, bitcast=True)
+
+
+@jit
+def _four(v0, v1, v2, v3, OPERAND: tl.constexpr):
+    """Tiles [N, W] as one of bits [N, W, 2, 2], v0 .. v3 in order."""
+    even = tl.join(_bits(v0, OPERAND), _bits(v2, OPERAND))
+    return tl.join(even, tl.join(_bits(v1, OPERAND), _bits(v3, OPERAND)))
+
+
+@jit
+def _interleave(v0, v1, v2, v3, v4, v5, v6, v7, OPERAND: tl.constexpr):
+    """Eight tiles [N, W] as one [N, 8 W]: tile i holds the columns 8 w + i."""
+    even = tl.join(tl.join(_bits(v0, OPERAND), _bits(v4, OPERAND)), tl.join(_bits(v2, OPERAND), _bits(v6, OPERAND)))
+    odd = tl.join(tl.join(_bits(v1, OPERAND), _bits(v5, OPERAND)), tl.join(_bits(v3, OPERAND), _bits(v7, OPERAND)))
+    return tl.join(even, odd).reshape(v0.shape[0], 8 * v0.shape[1]).to(OPERAND, bitcast=True)
+
+
+@jit
+def _nibble_scale(bits, KIND: tl.constexpr, OPERAND: tl.constexpr):
+    """The scale values of int4 and mxfp4."""
+    if KIND == 3:
+        return (bits << 16).to(tl.float32, bitcast=True).to(OPERAND)
+    elif KIND == 4:
+        return bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32).to(OPERAND)
+    else:
+        return tl.where(bits == 0, 0x400000, bits << 23).to(tl.float32, bitcast=True).to(OPERAND)
+
+
+@jit
+def _nibble(words, scale, i: tl.constexpr, KIND: tl.constexpr):
+    """The float32 values of the nibbles at bits 4 i."""
+    code = (words >> (4 * i)) & 15
+    if KIND == 5:
+        magnitude = ((code & 7) << 22).to(tl.float32, bitcast=True) * 8.507059173023462e37  # 2^126
+        value = tl.where(code >= 8, -magnitude, magnitude)
+    else:
+        value = (code - 8).to(tl.float32)
+    return value * scale
+
+
+@jit
+def _nibble_pairs(words, i: tl.constexpr, KIND: tl.constexpr):
+    """The nibbles i and i + 4 of each word as two bf16 in a word, yet to be scaled."""
+    codes = (words >> (4 * i)) & 0x000F000F
+    if KIND == 5:
+        bits = ((codes & 0x00080008) << 12) | ((codes & 0x00070007) << 6)
+    else:
+        bits = codes | 0x43004300  # 128 + code
+    return bits
+
+
+@jit
+def _scaled(bits, scale, high: tl.constexpr, KIND: tl.constexpr):
+    value = _half(bits, high)
+    if KIND == 5:
+        value = value * tl.full([], 8.507059173023462e37, tl.bfloat16)  # 2^126
+    else:
+        value = value - tl.full([], 136.0, tl.bfloat16)
+    return value * scale
+
+
+@jit
+def _nibble_tile(words, scale_bits, KIND: tl.constexpr, OPERAND: tl.constexpr):
+    scale = _nibble_scale(scale_bits, KIND, OPERAND)
+    if OPERAND == tl.float32:
+        tile = _interleave(
+            _nibble(words, scale, 0, KIND), _nibble(words, scale, 1, KIND), _nibble(words, scale, 2, KIND),
+            _nibble(words, scale, 3, KIND), _nibble(words, scale, 4, KIND), _nibble(words, scale, 5, KIND),
+            _nibble(words, scale, 6, KIND), _nibble(words, scale, 7, KIND), OPERAND,
+        )  # fmt: skip
+    else:
+        p0, p1 = _nibble_pairs(words, 0, KIND), _nibble_pairs(words, 1, KIND)
+        p2, p3 = _nibble_pairs(words, 2, KIND), _nibble_pairs(words, 3, KIND)
+        tile = _interleave(
+            _scaled(p0, scale, False, KIND), _scaled(p1, scale, False, KIND), _scaled(p2, scale, False, KIND),
+            _scaled(p3, scale, False, KIND), _scaled(p0, scale, True, KIND), _scaled(p1, scale, True, KIND),
+            _scaled(p2, scale, True, KIND), _scaled(p3, scale, True, KIND), OPERAND,
+        )  # fmt: skip
+    return tile
+
+
+@jit
+def _byte(words, i: tl.constexpr, scale):
+    """The float32 values of the e4m3 codes at bits 8 i."""
+    code = words >> (8 * i)
+    bits = ((code & 0x80) << 24) | ((code & 0x7F) << 20)
+    return bits.to(tl.float32, bitcast=True) * 1.329227995784916e36 * scale  # 2^120: the exponents' biases
+
+
+@jit
+def _fp8_tile(words, scale_bits, PANELS: tl.constexpr, OPERAND: tl.constexpr):
+    scale = scale_bits.to(tl.float32, bitcast=True)
+    v0, v1 = _byte(words, 0, scale).to(OPERAND), _byte(words, 1, scale).to(OPERAND)
+    v2, v3 = _byte(words, 2, scale).to(OPERAND), _byte(words, 3, scale).to(OPERAND)
+    four = _four(v0, v1, v2, v3, OPERAND)
+    if PANELS:
+        tile = four.permute(0, 2, 3, 1).reshape(4 * words.shape[0], words.shape[1])
+    else:
+        tile = four.reshape(words.shape[0], 4 * words.shape[1])
+    return tile.to(OPERAND, bitcast=True)
+
+
+@jit
+def tile_values(words, scale_bits, KIND: tl.constexpr, PANELS: tl.constexpr, OPERAND: tl.constexpr):
+    """[BLOCK_N, BLOCK_K] values in OPERAND, float32 or bf16, from what load_words and load_scales gave."""
+    if KIND == 0:
+        tile = words.to(tl.float32, bitcast=True).to(OPERAND)
+    elif KIND == 1 and PANELS:
+        low = (words << 16).to(tl.float32, bitcast=True).to(OPERAND)
+        tile = _pair(low, (words & -65536).to(tl.float32, bitcast=True).to(OPERAND), OPERAND)
+    elif KIND == 1:
+        tile = words.to(OPERAND)
+    elif KIND == 2:
+        tile = _fp8_tile(words, scale_bits, PANELS, OPERAND)
+    else:
+        tile = _nibble_tile(words, scale_bits, KIND, OPERAND)
+    return tile
