@@ -13,7 +13,7 @@ only=${2:-}
 case $sanitizer in
   "") name=plain; type=Release; flags="" ;;
   address,undefined) name=asan; type=Debug; flags="-O1 -fno-sanitize-recover=all" ;;
-  thread) name=tsan; type=Debug; flags="-O1"; only=${only:-"thread_pool|paged_attention|expert_"} ;;
+  thread) name=tsan; type=Debug; flags="-O1"; only=${only:-"thread_pool|stream_worker|paged_attention|expert_"} ;;
   *) echo "usage: scripts/cpp_tests.sh [address,undefined | thread] [REGEX]" >&2; exit 2 ;;
 esac
 build=build/cpp-$name

@@ -14,6 +14,7 @@ void init_ops(nb::module_& m);
 void init_gemm(nb::module_& m);
 void init_moe(nb::module_& m);
 void init_convert(nb::module_& m);
+void init_cuda(nb::module_& m);
 }  // namespace proa::bindings
 
 NB_MODULE(_C, m) {
@@ -26,4 +27,5 @@ NB_MODULE(_C, m) {
   proa::bindings::init_gemm(m);
   proa::bindings::init_moe(m);
   proa::bindings::init_convert(m);
+  proa::bindings::init_cuda(m);
 }

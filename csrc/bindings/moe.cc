@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "bindings/array.h"
+#include "bindings/expert_layer.h"
 #include "bindings/packed_weight.h"
 #include "bindings/pool.h"
 #include "moe/expert_layer.h"
@@ -82,6 +83,7 @@ class BoundExpertLayer {
   }
 
   const moe::ExpertLayer& layer() const { return *layer_; }
+  moe::ExpertLayer& layer() { return *layer_; }
   const moe::ExpertLayerConfig& config() const { return layer_->config(); }
 
   void load(int64_t expert, nb::handle gate, nb::handle up, nb::handle down) {
@@ -105,33 +107,10 @@ class BoundExpertLayer {
     return layer_->is_loaded(expert);
   }
 
-  void forward(nb::object x_object, nb::object ids_object, nb::object weights_object, nb::object out_object,
-               bool accumulate) {
-    constexpr const char* kName = "ExpertLayer.forward";
-    const Array x(kName, "x", x_object, Access::kRead);
-    x.expect(DType::kF32, {kAnySize, config().hidden});
-    const int64_t tokens = x.size(0);
-    const Array ids(kName, "ids", ids_object, Access::kRead);
-    ids.expect(DType::kI32, {tokens, kAnySize});
-    const int64_t top_k = ids.size(1);
-    const Array weights(kName, "weights", weights_object, Access::kRead);
-    weights.expect(DType::kF32, {tokens, top_k});
-    const Array out(kName, "out", out_object, Access::kWrite);
-    out.expect(DType::kF32, {tokens, config().hidden});
-    if (tokens > layer_->max_tokens())
-      refuse(kName, "at most max_tokens = " + std::to_string(layer_->max_tokens()) + " tokens",
-             std::to_string(tokens));
-    if (top_k > config().max_top_k)
-      refuse(kName, "at most max_top_k = " + std::to_string(config().max_top_k) + " slots",
-             std::to_string(top_k));
-    check_ids(ids.data<const int32_t>(), tokens * top_k);
-    const moe::ExpertLayer::Batch batch{x.data<const float>(),
-                                        ids.data<const int32_t>(),
-                                        weights.data<const float>(),
-                                        out.data<float>(),
-                                        tokens,
-                                        top_k,
-                                        accumulate};
+  void forward(nb::object x, nb::object ids, nb::object weights, nb::object out, bool accumulate) {
+    const BoundBatch bound("ExpertLayer.forward", *layer_, x, ids, weights, out, accumulate);
+    const moe::ExpertLayer::Batch& batch = bound.batch();
+    check_ids(batch.ids, batch.num_tokens * batch.top_k);
     nb::gil_scoped_release release;
     layer_->forward(batch);
   }
@@ -204,6 +183,41 @@ void route(const Pool& pool, nb::object logits_object, nb::object ids_object, nb
 }
 
 }  // namespace
+
+moe::ExpertLayer& expert_layer_of(const char* function, nb::handle object) {
+  BoundExpertLayer* layer = nullptr;
+  if (!nb::try_cast<BoundExpertLayer*>(object, layer) || layer == nullptr)
+    throw nb::type_error(
+        (std::string("[") + function + "] expected an ExpertLayer, got another object").c_str());
+  return layer->layer();
+}
+
+BoundBatch::BoundBatch(const char* function, const moe::ExpertLayer& layer, nb::handle x, nb::handle ids,
+                       nb::handle weights, nb::handle out, bool accumulate)
+    : x_(function, "x", x, Access::kRead),
+      ids_(function, "ids", ids, Access::kRead),
+      weights_(function, "weights", weights, Access::kRead),
+      out_(function, "out", out, Access::kWrite) {
+  const int64_t hidden = layer.config().hidden, max_top_k = layer.config().max_top_k;
+  x_.expect(DType::kF32, {kAnySize, hidden});
+  const int64_t tokens = x_.size(0);
+  ids_.expect(DType::kI32, {tokens, kAnySize});
+  const int64_t top_k = ids_.size(1);
+  weights_.expect(DType::kF32, {tokens, top_k});
+  out_.expect(DType::kF32, {tokens, hidden});
+  if (tokens > layer.max_tokens())
+    refuse(function, "at most max_tokens = " + std::to_string(layer.max_tokens()) + " tokens",
+           std::to_string(tokens));
+  if (top_k > max_top_k)
+    refuse(function, "at most max_top_k = " + std::to_string(max_top_k) + " slots", std::to_string(top_k));
+  batch_ = {x_.data<const float>(),
+            ids_.data<const int32_t>(),
+            weights_.data<const float>(),
+            out_.data<float>(),
+            tokens,
+            top_k,
+            accumulate};
+}
 
 void init_moe(nb::module_& m) {
   nb::class_<BoundWorkspace>(m, "ExpertWorkspace",

@@ -33,18 +33,20 @@ void futex_wake_all(std::atomic<uint32_t>& word) noexcept {
   syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
 
-// Spins until `ready()` or until `limit` has passed; true when ready.
-template <class Ready>
-bool spin_until(std::chrono::nanoseconds limit, Ready ready) noexcept {
+// Spins until `ready()` or until `limit` has passed and `longer()` is false; true when ready.
+template <class Ready, class Longer>
+bool spin_until(std::chrono::nanoseconds limit, Ready ready, Longer longer) noexcept {
   const auto start = std::chrono::steady_clock::now();
   do {
     for (int i = 0; i < kPausesPerClockRead; ++i) {
       if (ready()) return true;
       __builtin_ia32_pause();
     }
-  } while (std::chrono::steady_clock::now() - start < limit);
+  } while (std::chrono::steady_clock::now() - start < limit || longer());
   return ready();
 }
+
+bool no_longer() noexcept { return false; }
 
 bool has_cpu(const cpu_set_t& set, int cpu) noexcept {
   return cpu >= 0 && cpu < CPU_SETSIZE && CPU_ISSET(static_cast<size_t>(cpu), &set);
@@ -98,6 +100,7 @@ struct ThreadPool::State {
   bool stopping = false;
   std::chrono::steady_clock::time_point last_move{};
   std::atomic<int> caller_cpu{-1};
+  std::atomic<bool> awake{false};
   alignas(64) std::atomic<uint64_t> gate{kClosed};
   alignas(64) std::atomic<uint32_t> generation{0};  // what workers wait on, changed after the gate
   alignas(64) std::atomic<int> sleepers{0};
@@ -134,12 +137,22 @@ struct ThreadPool::State {
 
   void await_change(uint32_t seen, int cpu) noexcept {
     const auto changed = [&] { return generation.load(std::memory_order_acquire) != seen; };
-    // Spinning on the caller's own CPU would keep the work from arriving.
-    const bool same_cpu = caller_cpu.load(std::memory_order_relaxed) == cpu;
-    if (spin_until(same_cpu ? std::chrono::nanoseconds(0) : spin, changed)) return;
-    sleepers.fetch_add(1, std::memory_order_seq_cst);
-    while (generation.load(std::memory_order_seq_cst) == seen) futex_wait(generation, seen);
-    sleepers.fetch_sub(1, std::memory_order_relaxed);
+    for (;;) {
+      // Spinning on the caller's own CPU would keep the work from arriving.
+      const bool same_cpu = caller_cpu.load(std::memory_order_relaxed) == cpu;
+      const auto kept_awake = [&] { return !same_cpu && awake.load(std::memory_order_relaxed); };
+      if (spin_until(same_cpu ? std::chrono::nanoseconds(0) : spin, changed, kept_awake)) return;
+      sleepers.fetch_add(1, std::memory_order_seq_cst);
+      if (generation.load(std::memory_order_seq_cst) == seen) futex_wait(generation, seen);
+      sleepers.fetch_sub(1, std::memory_order_relaxed);
+      if (changed()) return;
+    }
+  }
+
+  void keep_awake(bool on) noexcept {
+    if (spin == std::chrono::nanoseconds(0)) return;
+    awake.store(on, std::memory_order_seq_cst);
+    if (on && sleepers.load(std::memory_order_seq_cst) > 0) futex_wake_all(generation);
   }
 
   // Whether the worker that has seen generation `seen` may run the task; moves `seen` to the gate's
@@ -171,7 +184,7 @@ struct ThreadPool::State {
 
   void join(uint64_t entered) noexcept {
     const auto done = [&] { return left.load(std::memory_order_acquire) == entered; };
-    if (spin_until(join_spin, done)) return;
+    if (spin_until(join_spin, done, no_longer)) return;
     while (!done()) sched_yield();
   }
 
@@ -241,6 +254,8 @@ int ThreadPool::threads_of(int node) const noexcept {
 int ThreadPool::system_node(int node) const noexcept {
   return state_->system_nodes[static_cast<size_t>(node)];
 }
+
+void ThreadPool::keep_awake(bool awake) noexcept { state_->keep_awake(awake); }
 
 void ThreadPool::run(Task task, void* context) noexcept {
   State& s = *state_;

@@ -36,6 +36,10 @@ class ThreadPool {
   // among themselves and return when none is left. Not reentrant; callers take turns.
   void share(Task task, void* context) noexcept;
 
+  // While `awake`, workers without work keep their CPUs instead of going to sleep, so that a call that comes
+  // milliseconds after the last one starts at once. No effect with more workers than CPUs.
+  void keep_awake(bool awake) noexcept;
+
   // f(thread, num_threads) on every worker.
   template <class F>
   void parallel(F&& f) noexcept {

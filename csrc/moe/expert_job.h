@@ -1,0 +1,47 @@
+// A forward of an expert layer at fixed addresses, for a thread that runs it without arguments.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "moe/expert_layer.h"
+
+namespace proa::moe {
+
+// `batch.ids` and `batch.weights` may be written by another device between runs. An id that is neither -1 nor
+// a loaded expert is a fault: it is counted and its slot adds nothing.
+class ExpertJob {
+ public:
+  // `layer` must outlive the job. Throws std::bad_alloc.
+  ExpertJob(ExpertLayer& layer, const ExpertLayer::Batch& batch)
+      : layer_(layer), batch_(batch), ids_(static_cast<size_t>(batch.num_tokens * batch.top_k)) {}
+
+  void run() noexcept {
+    ExpertLayer::Batch batch = batch_;
+    batch.ids = checked_ids();
+    layer_.forward(batch);
+  }
+  // As runtime::StreamWorker::Job.
+  static void run_job(void* job) noexcept { static_cast<ExpertJob*>(job)->run(); }
+
+  int64_t faults() const noexcept { return faults_.load(std::memory_order_relaxed); }
+
+ private:
+  const int32_t* checked_ids() noexcept {
+    for (size_t i = 0; i < ids_.size(); ++i) {
+      const int32_t id = batch_.ids[i];
+      const bool usable = id >= 0 && id < layer_.config().num_experts && layer_.is_loaded(id);
+      if (!usable && id != -1) faults_.fetch_add(1, std::memory_order_relaxed);
+      ids_[i] = usable ? id : -1;
+    }
+    return ids_.data();
+  }
+
+  ExpertLayer& layer_;
+  ExpertLayer::Batch batch_;
+  std::vector<int32_t> ids_;
+  std::atomic<int64_t> faults_{0};
+};
+
+}  // namespace proa::moe

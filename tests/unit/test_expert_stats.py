@@ -1,0 +1,102 @@
+"""Counting, recording and averaging of routed tokens; files of counts."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from proa.core.errors import ConfigError
+from proa.moe.stats import ExpertCounter, ExpertStats, MovingAverage, Recorder
+
+
+def test_counter_counts_what_numpy_counts():
+    rng = np.random.default_rng(0)
+    counter = ExpertCounter(2, 5, max_slots=12, device=torch.device("cpu"))
+    expected = np.zeros((2, 5))
+    for _ in range(7):
+        layer, tokens = int(rng.integers(2)), int(rng.integers(1, 5))
+        ids = rng.integers(-1, 5, (tokens, 3)).astype(np.int32)
+        counter.add(layer, torch.from_numpy(ids))
+        expected[layer] += np.bincount(ids[ids >= 0], minlength=5)
+    assert np.array_equal(counter.take(), expected)
+    assert not counter.take().any()
+
+
+def test_recorder_follows_sglang():
+    recorder, one = Recorder(1, 2), np.array([[1.0, 2.0]])
+    recorder.add(one)
+    assert not recorder.dump().counts.any()
+    recorder.start()
+    recorder.add(one)
+    recorder.add(one)
+    recorder.stop()
+    recorder.add(one)
+    assert not recorder.recording
+    assert recorder.dump().counts.tolist() == [[2.0, 4.0]]
+    assert not recorder.dump().counts.any()
+    recorder.start()
+    recorder.add(one)
+    recorder.start()
+    assert not recorder.dump().counts.any()
+
+
+@pytest.mark.parametrize("wrap", [lambda t: t, lambda t: {"logical_count": t, "rank": 0}])
+def test_counts_from_torch_files_are_summed_over_passes(tmp_path, wrap):
+    counts = torch.arange(12).reshape(2, 2, 3)
+    torch.save(wrap(counts), tmp_path / "counts.pt")
+    assert ExpertStats.load(tmp_path / "counts.pt").counts.tolist() == counts.sum(0).tolist()
+
+
+def test_saved_counts_come_back(tmp_path):
+    stats = ExpertStats(np.array([[1.0, 0.0], [2.5, 3.0]]))
+    stats.save(tmp_path / "counts.json")
+    assert np.array_equal(ExpertStats.load(tmp_path / "counts.json").counts, stats.counts)
+
+
+class Trap:
+    """Unpickled, it would leave a file behind."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (self.path, "w"))
+
+
+def test_a_file_with_code_is_refused_and_not_run(tmp_path):
+    torch.save({"logical_count": Trap(str(tmp_path / "ran"))}, tmp_path / "trap.pt")
+    with pytest.raises(ConfigError, match="init-expert-location"):
+        ExpertStats.load(tmp_path / "trap.pt")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "value", [[], [1.0], [[1.0, -1.0]], [[1.0, float("nan")]], {"counts": []}, [[1], [2, 3]], {"logical_count": "many"}]
+)
+def test_other_files_are_refused(tmp_path, value):
+    path = tmp_path / "counts.json"
+    path.write_text(json.dumps(value))
+    with pytest.raises(ConfigError, match=r"counts\.json"):
+        ExpertStats.load(path)
+
+
+def test_missing_and_damaged_files_are_refused(tmp_path):
+    (tmp_path / "damaged.pt").write_bytes(b"PK not a checkpoint")
+    for name in ("missing.pt", "damaged.pt", "missing.json"):
+        with pytest.raises(ConfigError, match=name):
+            ExpertStats.load(tmp_path / name)
+
+
+def test_average_follows_a_change_in_its_half_life():
+    average = MovingAverage(1, 2, half_life=100)
+    assert not average.shares.any()
+    average.add(np.array([[10.0, 0.0]]), 10)
+    assert average.shares[0] == pytest.approx([1.0, 0.0])  # the first tokens count fully
+    for _ in range(100):
+        average.add(np.array([[10.0, 0.0]]), 10)
+    assert average.shares[0] == pytest.approx([1.0, 0.0])
+    average.add(np.array([[0.0, 100.0]]), 100)
+    assert average.shares[0] == pytest.approx([0.5, 0.5], abs=1e-3)
+    average.add(np.zeros((1, 2)), 0)
+    assert average.tokens == 1110
