@@ -10,8 +10,8 @@ from proa.layers.mlp import Activation, GatedMLP, MlpNames, load_mlp
 from proa.layers.parameters import ParameterReader
 from proa.layers.workspace import Workspace
 from proa.moe.cpu_experts import CpuExperts
-from proa.moe.strategies import create_strategy
 from proa.moe.router import Router, RouterSpec, TopK
+from proa.moe.strategies import create_strategy
 from proa.moe.strategy import ExpertStrategy, LayerContext
 from proa.moe.traffic import ExpertTraffic
 
