@@ -73,9 +73,17 @@ def test_honoured_flags_reach_their_fields():
         "--chunked-prefill-size": 16384,
         "--chat-template": Path("/opt/templates/Kimi-K2.7-Default.jinja"),
         "--sampling-defaults": "model",
+        "--attention-backend": "flashinfer",
+        "--mem-fraction-static": 0.94,
     }
     assert values["--threads"] == min(24, len(os.sched_getaffinity(0)))
     assert parse(["--model", "m", "--disable-radix-cache"]).values["--disable-radix-cache"] is True
+
+
+def test_other_attention_backends_of_sglang_are_taken_for_auto():
+    launch = parse(["--model", "m", "--attention-backend", "trtllm_mla"])
+    assert "--attention-backend" not in launch.values
+    assert "--attention-backend: trtllm_mla is taken for auto" in launch.notes
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 from collections.abc import Callable
 from typing import Protocol
 
@@ -14,7 +16,9 @@ from proa.core.errors import ConfigError
 from proa.device.backend import Device
 from proa.kvcache.pool import KVPool
 
-__all__ = ["AttentionBackend", "AttentionStep", "create_attention"]
+__all__ = ["AttentionBackend", "AttentionStep", "create_attention", "gpu_backend"]
+
+_log = logging.getLogger("proa.attention")
 
 
 class AttentionStep(Protocol):
@@ -51,3 +55,12 @@ def create_attention(name: str, device: Device) -> AttentionBackend:
     if name not in BACKENDS:
         raise ConfigError("attention backend", f"one of {sorted(BACKENDS)}", name)
     return BACKENDS[name](device)
+
+
+def gpu_backend(asked: str) -> str:
+    """The backend on a GPU for "auto", "triton", "torch" or "flashinfer"."""
+    if asked == "flashinfer":
+        _log.info("attention runs on proa's own Triton kernels, not on flashinfer")
+    if asked == "torch" or importlib.util.find_spec("triton") is None:
+        return "torch"
+    return "triton"

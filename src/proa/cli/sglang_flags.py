@@ -21,6 +21,7 @@ from proa.core.expert_directory import is_converted, is_kt_kernel
 __all__ = ["FOREIGN", "ForeignFlag", "Launch", "parse"]
 
 MODEL_FLAGS = ("--model-path", "--model")
+_ATTENTION_BACKENDS = ("auto", "triton", "torch", "flashinfer")
 DEFAULT_PORT = 30000  # SGLang's: clients of a launch script without --port look there
 
 
@@ -35,7 +36,8 @@ class ForeignFlag:
 
 
 _ALL_ON_CPU = "every expert is computed on the CPU in this version"
-_NO_GPU = "no GPU is used in this version"
+_ONE_GPU = "one GPU is used"
+_NO_GRAPH = "no CUDA graph is captured in this version"
 _FORMAT = "the weight format is read from the checkpoint, tensor by tensor"
 _ONE_MACHINE = "proa is one process on one machine; nothing is split"
 
@@ -59,7 +61,6 @@ FOREIGN: tuple[ForeignFlag, ...] = (
     ForeignFlag(("--lora-paths",), "+", "proa has no LoRA", refused=True),
     ForeignFlag(("--json-model-override-args",), 1, "config.json is used as it is", refused=True),
     ForeignFlag(("--speculative-algorithm",), 1, "proa has no speculative decoding; answers are the same without it"),
-    ForeignFlag(("--mem-fraction-static",), 1, f"{_NO_GPU}; for RAM see --memory-fraction of `proa serve`"),
     ForeignFlag(("--trust-remote-code",), 0, "proa never runs code from a model directory, and needs none"),
     ForeignFlag(("--sleep-on-idle",), 0, "an idle engine always sleeps"),
     ForeignFlag(("--enable-metrics",), 0, "/metrics is always on"),
@@ -73,15 +74,13 @@ FOREIGN: tuple[ForeignFlag, ...] = (
     ForeignFlag(("--data-parallel-size", "--dp-size", "--dp"), 1, _ONE_MACHINE),
     ForeignFlag(("--expert-parallel-size", "--ep-size", "--ep"), 1, _ONE_MACHINE),
     ForeignFlag(("--pipeline-parallel-size", "--pp-size", "--pp"), 1, _ONE_MACHINE),
-    ForeignFlag(("--enable-p2p-check",), 0, _NO_GPU),
-    ForeignFlag(("--attention-backend",), 1, "attention runs on proa's own CPU kernel"),
+    ForeignFlag(("--enable-p2p-check",), 0, _ONE_GPU),
     ForeignFlag(("--sampling-backend",), 1, "there is one sampler"),
     ForeignFlag(("--fp8-gemm-backend",), 1, "kernels are chosen per machine and format; see `proa doctor`"),
     ForeignFlag(("--moe-runner-backend",), 1, "kernels are chosen per machine and format; see `proa doctor`"),
-    ForeignFlag(("--disable-cuda-graph",), 0, _NO_GPU),
-    ForeignFlag(("--cuda-graph-max-bs",), 1, _NO_GPU),
-    ForeignFlag(("--cuda-graph-bs",), "+", _NO_GPU),
-    ForeignFlag(("--device",), 1, _NO_GPU),
+    ForeignFlag(("--disable-cuda-graph",), 0, _NO_GRAPH),
+    ForeignFlag(("--cuda-graph-max-bs",), 1, _NO_GRAPH),
+    ForeignFlag(("--cuda-graph-bs",), "+", _NO_GRAPH),
     ForeignFlag(("--dtype",), 1, "activations are float32, weights stay as they are in the checkpoint"),
     ForeignFlag(("--quantization",), 1, _FORMAT),
     ForeignFlag(("--load-format",), 1, "checkpoints are safetensors, never pickles"),
@@ -143,6 +142,7 @@ def parse(arguments: Sequence[str]) -> Launch:
             raise UnsupportedError(flag.names[0], "a flag proa has", f"this one: {flag.meaning}", "leave it out")
         notes.append(f"{flag.names[0]}: {flag.meaning}")
     _expert_source(values, notes)
+    _attention(values, notes)
     _limit_threads(values, notes)
     return Launch(given["model"], values, notes)
 
@@ -208,6 +208,14 @@ def _expert_source(values: dict[str, Any], notes: list[str]) -> None:
     if method != "auto" or not _holds_gguf(Path(path)):
         del values["--kt-weight-path"]
         notes.append("--kt-weight-path: experts are read from the model directory as they are, nothing is converted")
+
+
+def _attention(values: dict[str, Any], notes: list[str]) -> None:
+    """SGLang has more backends; what they compute is the same."""
+    asked = values.get("--attention-backend", "auto")
+    if asked not in _ATTENTION_BACKENDS:
+        notes.append(f"--attention-backend: {asked} is taken for auto")
+        del values["--attention-backend"]
 
 
 def _holds_gguf(path: Path) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import torch
+
 from proa.engine.config import EngineConfig
 from proa.engine.engine import Engine
 from proa.engine.kv_plan import KVPlan
@@ -17,19 +19,22 @@ from proa.kvcache.pool import KVPool
 
 __all__ = ["LoadedModel", "Loader", "Report", "build_engine", "max_forward_tokens"]
 
+_CPU = torch.device("cpu")
+
 # bytes done, bytes in all
 Report = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model and the plan of its KV cache."""
+    """A model and the plan of its KV cache, which lies on `device` as the trunk does."""
 
     model: ForwardModel
     layout: KVLayout
     plan: KVPlan
     eos_token_ids: Sequence[int]
     info: dict[str, str] = field(default_factory=dict)
+    device: torch.device = _CPU
 
 
 Loader = Callable[[EngineConfig, Report], LoadedModel]
@@ -41,9 +46,9 @@ def max_forward_tokens(config: EngineConfig) -> int:
 
 
 def build_engine(config: EngineConfig, loaded: LoadedModel) -> Engine:
-    """Put the parts together; the KV cache takes address space now and memory when used."""
+    """Put the parts together; in RAM the KV cache takes address space now and memory when used."""
     plan = loaded.plan
-    pool = KVPool(loaded.layout, plan.num_blocks, plan.block_size, plan.dtype)
+    pool = KVPool(loaded.layout, plan.num_blocks, plan.block_size, plan.dtype, loaded.device)
     manager = KVManager(plan.num_blocks, plan.block_size, prefix_cache=not config.disable_radix_cache)
     runner = Runner(
         loaded.model,

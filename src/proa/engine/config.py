@@ -34,6 +34,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     expert_path: GGUF, or a converted directory, that the routed experts are read from; None: `model_path`.
     expert_method: what format the experts are in, an error when they are not; auto: any. LLAMAFILE: in GGUF files.
     expert_activations: what gated MLPs (routed and shared experts, dense layers) may round their inputs to.
+    device: of the trunk; auto: a GPU where there is a usable one. Routed experts are in RAM either way.
+    attention_backend: on a GPU; flashinfer where that package is missing means auto.
+    mem_fraction_static: share of the GPU's memory that weights and KV cache may take together.
     random_seed: makes requests without a seed reproducible from run to run; None draws from the OS.
     """
 
@@ -52,6 +55,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_cache_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     disable_radix_cache: bool = False
     num_threads: _Positive | None = None
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    attention_backend: Literal["auto", "triton", "torch", "flashinfer"] = "auto"
+    mem_fraction_static: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
     random_seed: int | None = None
     memory_fraction: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.8
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -10,6 +10,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
+from proa.engine.device_sampler import Drawable
 from proa.engine.prefill_pace import PrefillPace
 from proa.engine.request import Request
 from proa.engine.runner import Runner
@@ -22,8 +23,8 @@ __all__ = ["Engine"]
 
 logger = logging.getLogger("proa.engine")
 
-# A chunk and its logits [vocab], None unless it draws.
-_Computed = tuple[Chunk, NDArray[np.float32] | None]
+# A chunk and what its token is drawn from, None unless it draws.
+_Computed = tuple[Chunk, Drawable | None]
 
 
 class Engine:
@@ -189,25 +190,19 @@ class Engine:
         for chunk in [chunk for chunk in chunks if chunk.live]:
             try:
                 # Copied: the next forward may reuse the memory.
-                computed += _with_logits([chunk], self._runner.forward([chunk]).copy())
+                results = [np.array(r) if isinstance(r, np.ndarray) else r for r in self._runner.forward([chunk])]
+                computed += _with_logits([chunk], results)
             except Exception as error:  # noqa: BLE001
                 self._fail(chunk, error)
         return computed
 
-    def _advance(self, chunk: Chunk, logits: NDArray[np.float32] | None) -> None:
+    def _advance(self, chunk: Chunk, logits: Drawable | None) -> None:
         """Book a computed chunk, draw the next token and queue the output."""
         request = chunk.request
         request.num_computed = chunk.start + chunk.count
         if logits is not None:
             try:
-                drawn = draw(
-                    logits,
-                    request.params,
-                    request.adjuster,
-                    seed=request.seed,
-                    position=len(request.tokens),
-                    index=request.num_generated,
-                )
+                drawn = logits if isinstance(logits, Draw) else _draw(request, logits)
             except Exception as error:  # noqa: BLE001
                 # LogitsError, or parameters nobody should have let through: the other sequences go on.
                 self._fail(chunk, error)
@@ -246,6 +241,17 @@ class Engine:
         return output
 
 
-def _with_logits(chunks: Sequence[Chunk], logits: NDArray[np.float32]) -> list[_Computed]:
+def _draw(request: Request, logits: NDArray[np.float32]) -> Draw:
+    return draw(
+        logits,
+        request.params,
+        request.adjuster,
+        seed=request.seed,
+        position=len(request.tokens),
+        index=request.num_generated,
+    )
+
+
+def _with_logits(chunks: Sequence[Chunk], logits: Sequence[Drawable]) -> list[_Computed]:
     rows = iter(logits)
     return [(chunk, next(rows) if chunk.draws else None) for chunk in chunks]

@@ -9,11 +9,11 @@ from proa.engine.config import EngineConfig
 from proa.kvcache.layout import KVLayout
 from proa.kvcache.pool import KVDtype, kv_bytes_per_token
 
-__all__ = ["KVPlan", "plan_kv"]
+__all__ = ["RESERVE_BYTES", "KVPlan", "plan_kv"]
 
 _GIB = 2**30
 # Activations, logits, the interpreter, and room for the rest of the machine.
-_RESERVE_BYTES = 1 * _GIB
+RESERVE_BYTES = 1 * _GIB
 # An engine that cannot take this many tokens is not worth starting unless asked for.
 _MIN_AUTO_TOKENS = 1024
 
@@ -34,25 +34,35 @@ class KVPlan:
 
 
 def plan_kv(
-    config: EngineConfig, layout: KVLayout, *, model_context: int, weight_bytes: int, available_bytes: int
+    config: EngineConfig,
+    layout: KVLayout,
+    *,
+    model_context: int,
+    weight_bytes: int,
+    available_bytes: int,
+    auto_dtype: KVDtype = "float32",
+    fraction: float | None = None,
+    memory: str = "memory",
 ) -> KVPlan:
     """Size the cache from the memory left beside `weight_bytes`, at most what the running requests can fill.
 
     `weight_bytes` includes scratch memory as far as it is known. A context the user asked for must fit; the model's own
-    is lowered to what the cache holds.
+    is lowered to what the cache holds. `auto_dtype`: of the cache when the config leaves it open. `fraction`: share of
+    what is left for an automatic size, None for the config's. `memory`: its name in messages.
 
     Raises:
         ConfigError: the context is over the model's, or weights and cache do not fit the memory.
     """
-    dtype: KVDtype = "bfloat16" if config.kv_cache_dtype == "bfloat16" else "float32"
+    dtype: KVDtype = auto_dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    fraction = config.memory_fraction if fraction is None else fraction
     context = config.context_length or model_context
     if context > model_context:
         raise ConfigError("context_length", f"at most {model_context}, the model's limit", context)
     token_bytes = kv_bytes_per_token(layout, dtype)
-    room = available_bytes - weight_bytes - _RESERVE_BYTES
+    room = available_bytes - weight_bytes - RESERVE_BYTES
     numbers = (
         f"{available_bytes / _GIB:.2f} GiB available, {weight_bytes / _GIB:.2f} GiB weights and scratch, "
-        f"{_RESERVE_BYTES / _GIB:.2f} GiB reserve, {token_bytes / 1024:.1f} KiB of KV cache per token"
+        f"{RESERVE_BYTES / _GIB:.2f} GiB reserve, {token_bytes / 1024:.1f} KiB of KV cache per token"
     )
     if config.max_total_tokens is not None:
         num_blocks = config.max_total_tokens // config.block_size
@@ -62,11 +72,11 @@ def plan_kv(
             raise ConfigError("max_total_tokens", expected, config.max_total_tokens, "lower it or free memory")
     else:
         useful = config.max_running_requests * -(-context // config.block_size)
-        num_blocks = min(useful, int(room * config.memory_fraction) // (token_bytes * config.block_size))
+        num_blocks = min(useful, int(room * fraction) // (token_bytes * config.block_size))
         least = min(context, _MIN_AUTO_TOKENS)
         if num_blocks * config.block_size < least:
             raise ConfigError(
-                "memory",
+                memory,
                 f"room for the weights and {least} tokens of KV cache",
                 numbers,
                 "free memory or use bfloat16 KV",

@@ -1,17 +1,30 @@
-"""From a checkpoint directory to a model on this machine's CPU."""
+"""From a checkpoint directory to a model on this machine: everything is planned and refused before weights are read."""
 
 from __future__ import annotations
 
 import logging
 from functools import partial
 
+from proa.attention.backend import gpu_backend
+from proa.device.select import Gpu, choose_gpu, create_device
 from proa.engine.build import LoadedModel, Report, max_forward_tokens
 from proa.engine.config import EngineConfig
+from proa.engine.gpu_plan import check_expert_memory, plan_gpu
 from proa.engine.kv_plan import plan_kv
 from proa.engine.memory import available_bytes
-from proa.models import check_expert_method, inspect, load_model, open_experts, packed_bytes
+from proa.models import (
+    Model,
+    ModelInfo,
+    check_expert_method,
+    gpu_bytes,
+    inspect,
+    load_model,
+    open_experts,
+    packed_bytes,
+)
 from proa.native.runtime import CpuRuntime
 from proa.weights.checkpoint import Checkpoint
+from proa.weights.expert_source import ExpertSource
 from proa.weights.progress import LoadProgress, LoadStatus
 
 __all__ = ["load_checkpoint"]
@@ -22,7 +35,7 @@ LOG_INTERVAL_S = 5.0
 
 
 def load_checkpoint(config: EngineConfig, report: Report) -> LoadedModel:
-    """Read the model directory `config.model_path` for the CPU.
+    """Read the model directory `config.model_path`: the trunk to the device, routed experts to RAM.
 
     Raises:
         CheckpointError, UnsupportedError, ConfigError: the user has to mend something.
@@ -31,6 +44,15 @@ def load_checkpoint(config: EngineConfig, report: Report) -> LoadedModel:
     model_info = inspect(checkpoint)
     experts = None if config.expert_path is None else open_experts(checkpoint, config.expert_path)
     check_expert_method(checkpoint, config.expert_method, experts)
+    gpu = choose_gpu(config.device)
+    if gpu is None:
+        return _load_on_cpu(config, checkpoint, model_info, experts, report)
+    return _load_on_gpu(config, gpu, checkpoint, model_info, experts, report)
+
+
+def _load_on_cpu(
+    config: EngineConfig, checkpoint: Checkpoint, model_info: ModelInfo, experts: ExpertSource | None, report: Report
+) -> LoadedModel:
     plan_for = partial(
         plan_kv,
         config,
@@ -42,7 +64,63 @@ def load_checkpoint(config: EngineConfig, report: Report) -> LoadedModel:
     weight_bytes = packed_bytes(checkpoint, experts)
     plan = plan_for(weight_bytes=weight_bytes)
     runtime = CpuRuntime(config.num_threads)
+    model = _load(config, None, runtime, checkpoint, experts, plan.max_model_len, report)
+    # The scratch memory of large chunks, known only now, may be more than the reserve.
+    plan = plan_for(weight_bytes=weight_bytes + model.workspace_bytes)
+    info = {**plan.notes, **_info(config, model_info, runtime), "device": "cpu"}
+    return LoadedModel(model, model_info.layout, plan, model_info.eos_token_ids, info)
 
+
+def _load_on_gpu(
+    config: EngineConfig,
+    gpu: Gpu,
+    checkpoint: Checkpoint,
+    model_info: ModelInfo,
+    experts: ExpertSource | None,
+    report: Report,
+) -> LoadedModel:
+    max_tokens = max_forward_tokens(config)
+    needed = gpu_bytes(checkpoint, experts, max_tokens=max_tokens)
+    plan, notes = plan_gpu(config, gpu, model_info, needed)
+    check_expert_memory(packed_bytes(checkpoint, experts) - needed.weights, available_bytes())
+    runtime = CpuRuntime(config.num_threads)
+    model = _load(config, gpu, runtime, checkpoint, experts, plan.max_model_len, report)
+    info = {**plan.notes, **_info(config, model_info, runtime), **notes}
+    return LoadedModel(model, model_info.layout, plan, model_info.eos_token_ids, info, gpu.torch_device)
+
+
+def _load(
+    config: EngineConfig,
+    gpu: Gpu | None,
+    runtime: CpuRuntime,
+    checkpoint: Checkpoint,
+    experts: ExpertSource | None,
+    max_positions: int,
+    report: Report,
+) -> Model:
+    return load_model(
+        checkpoint,
+        runtime,
+        max_tokens=max_forward_tokens(config),
+        max_positions=max_positions,
+        progress=_progress(report),
+        experts=experts,
+        expert_activations=config.expert_activations,
+        device=create_device(gpu, runtime),
+        attention="cpu" if gpu is None else gpu_backend(config.attention_backend),
+    )
+
+
+def _info(config: EngineConfig, model_info: ModelInfo, runtime: CpuRuntime) -> dict[str, str]:
+    return {
+        "family": model_info.family,
+        "num_threads": str(runtime.num_threads),
+        "expert_activations": config.expert_activations,
+    }
+
+
+def _progress(report: Report) -> LoadProgress:
+    """Hands every step on and logs some."""
     logged = LoadStatus(0, 0, 0.0)
 
     def on_progress(status: LoadStatus) -> None:
@@ -53,21 +131,4 @@ def load_checkpoint(config: EngineConfig, report: Report) -> LoadedModel:
             logged = status
             logger.info("%s", status)
 
-    model = load_model(
-        checkpoint,
-        runtime,
-        max_tokens=max_forward_tokens(config),
-        max_positions=plan.max_model_len,
-        progress=LoadProgress(on_progress),
-        experts=experts,
-        expert_activations=config.expert_activations,
-    )
-    # The scratch memory of large chunks, known only now, may be more than the reserve.
-    plan = plan_for(weight_bytes=weight_bytes + model.workspace_bytes)
-    info = {
-        **plan.notes,
-        "family": model_info.family,
-        "num_threads": str(runtime.num_threads),
-        "expert_activations": config.expert_activations,
-    }
-    return LoadedModel(model, model_info.layout, plan, model_info.eos_token_ids, info)
+    return LoadProgress(on_progress)

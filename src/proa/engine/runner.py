@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from proa.attention.batch import ForwardBatch, StillWanted
+from proa.engine.device_sampler import Drawable, draw_on_device
 from proa.engine.scheduler import Chunk
 from proa.kvcache.pool import KVPool
 from proa.moe.traffic import ExpertTraffic
@@ -42,59 +43,91 @@ class Runner:
     ) -> None:
         self._model = model
         self._pool = pool
-        self._token_ids = np.zeros(max_tokens, dtype=np.int32)
-        self._positions = np.zeros(max_tokens, dtype=np.int32)
-        self._sequence_ids = np.zeros(max_tokens, dtype=np.int32)
-        self._slots = np.zeros(max_tokens, dtype=np.int32)
-        self._block_tables = np.zeros(max_running * max_blocks, dtype=np.int32)
-        self._logit_rows = np.zeros(max_running, dtype=np.int32)
+        self._indices = _IndexBuffer(4 * max_tokens + max_running + max_running * max_blocks, pool.device)
 
     @property
     def expert_traffic(self) -> ExpertTraffic:
         """Of the model, since it was loaded."""
         return self._model.expert_traffic
 
-    def forward(self, chunks: Sequence[Chunk], poll: Callable[[], None] | None = None) -> NDArray[np.float32]:
-        """Compute `chunks`; logits [live chunks that draw, vocab] in their order.
+    def forward(self, chunks: Sequence[Chunk], poll: Callable[[], None] | None = None) -> Sequence[Drawable]:
+        """Compute `chunks`; what the live chunks that draw are drawn from, in their order.
 
+        Logits [vocab] in CPU memory, or on a GPU the token itself where nothing but a draw was asked for.
         `poll` is called between layers. Chunks of requests it ends are not computed further.
         """
         watch = None if poll is None else _Watch(chunks, poll)
         with torch.inference_mode():
             logits = self._model.forward(self._build(chunks), self._pool, watch)
-        expected = (sum(chunk.draws and chunk.live for chunk in chunks), self._model.vocab_size)
-        assert tuple(logits.shape) == expected and logits.dtype == torch.float32, (logits.shape, logits.dtype, expected)
-        result: NDArray[np.float32] = logits.numpy()
-        return result
+            drawing = [chunk for chunk in chunks if chunk.draws and chunk.live]
+            expected = (len(drawing), self._model.vocab_size)
+            assert tuple(logits.shape) == expected and logits.dtype == torch.float32, (logits.shape, expected)
+            if logits.device.type == "cpu":
+                rows: NDArray[np.float32] = logits.numpy()
+                return list(rows)
+            return draw_on_device(logits, [chunk.request for chunk in drawing])
 
     def _build(self, chunks: Sequence[Chunk]) -> ForwardBatch:
         block_size = self._pool.block_size
+        tokens = sum(chunk.count for chunk in chunks)
         width = max(len(chunk.table.block_ids) for chunk in chunks)
-        tables = self._block_tables[: len(chunks) * width].reshape(len(chunks), width)
-        begin = num_logits = 0
+        num_logits = sum(chunk.draws for chunk in chunks)
+        views = self._indices.take([tokens, tokens, tokens, tokens, num_logits, len(chunks) * width])
+        token_ids, positions, sequence_ids, slots, logit_rows, tables = views
+        tables = tables.reshape(len(chunks), width)
+        begin = logit = 0
         for sequence, chunk in enumerate(chunks):
             end = begin + chunk.count
             block_ids = np.frombuffer(chunk.table.block_ids, dtype=np.int32)
             tables[sequence, : block_ids.size] = block_ids
             tables[sequence, block_ids.size :] = 0
-            positions = self._positions[begin:end]
-            positions[:] = np.arange(chunk.start, chunk.start + chunk.count, dtype=np.int32)
-            self._token_ids[begin:end] = chunk.request.tokens[chunk.start : chunk.start + chunk.count]
-            self._sequence_ids[begin:end] = sequence
-            self._slots[begin:end] = block_ids[positions // block_size] * block_size + positions % block_size
+            place = positions[begin:end]
+            place[:] = np.arange(chunk.start, chunk.start + chunk.count, dtype=np.int32)
+            token_ids[begin:end] = chunk.request.tokens[chunk.start : chunk.start + chunk.count]
+            sequence_ids[begin:end] = sequence
+            slots[begin:end] = block_ids[place // block_size] * block_size + place % block_size
             if chunk.draws:
-                self._logit_rows[num_logits] = end - 1
-                num_logits += 1
+                logit_rows[logit] = end - 1
+                logit += 1
             begin = end
+        sent = self._indices.send()
         return ForwardBatch(
-            token_ids=torch.from_numpy(self._token_ids[:begin]),
-            positions=torch.from_numpy(self._positions[:begin]),
-            sequence_ids=torch.from_numpy(self._sequence_ids[:begin]),
-            slots=torch.from_numpy(self._slots[:begin]),
-            block_tables=torch.from_numpy(tables),
+            token_ids=sent[0],
+            positions=sent[1],
+            sequence_ids=sent[2],
+            slots=sent[3],
+            block_tables=sent[5].view(len(chunks), width),
             block_size=block_size,
-            logit_rows=torch.from_numpy(self._logit_rows[:num_logits]),
+            logit_rows=sent[4],
         )
+
+
+class _IndexBuffer:
+    """The index arrays of a batch, one behind the other, so that they go to a GPU in one copy."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        on_gpu = device.type == "cuda"
+        self._host = torch.zeros(size, dtype=torch.int32, pin_memory=on_gpu)
+        self._array: NDArray[np.int32] = self._host.numpy()
+        self._device = torch.zeros(size, dtype=torch.int32, device=device) if device.type != "cpu" else self._host
+        self._sizes: list[int] = []
+        self._copied = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
+
+    def take(self, sizes: list[int]) -> list[NDArray[np.int32]]:
+        """Arrays of `sizes` to fill."""
+        if self._copied is not None:
+            self._copied.synchronize()  # a prefill step may end before its copy was made
+        self._sizes = sizes
+        return np.split(self._array[: sum(sizes)], np.cumsum(sizes)[:-1])
+
+    def send(self) -> Sequence[torch.Tensor]:
+        """What was filled, on the device."""
+        total = sum(self._sizes)
+        if self._device is not self._host:
+            self._device[:total].copy_(self._host[:total], non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+        return torch.split(self._device[:total], self._sizes)
 
 
 class _Watch:

@@ -16,10 +16,10 @@ from proa.engine.logit_adjust import LogitAdjuster
 from proa.engine.random_numbers import uniform
 from proa.ipc.messages import TokenLogprob
 
-__all__ = ["Draw", "LogitsError", "draw", "largest"]
+__all__ = ["GREEDY_TEMPERATURE", "Draw", "LogitsError", "draw", "largest"]
 
 # Below this the softmax is a step function within float32; vLLM's limit too.
-_GREEDY_TEMPERATURE = 1e-5
+GREEDY_TEMPERATURE = 1e-5
 # Candidates are looked for among this many largest logits, then among all.
 _FIRST_CANDIDATES = 2048
 # Running sums are taken in chunks of this many weights.
@@ -58,7 +58,7 @@ def draw(
     best = int(np.argmax(logits))  # the first NaN when there is one
     if not np.isfinite(logits[best]):
         raise LogitsError(f"the largest of {logits.size} logits is {logits[best]}, no token can be drawn")
-    if params.temperature < _GREEDY_TEMPERATURE or params.top_k == 1:
+    if params.temperature < GREEDY_TEMPERATURE or params.top_k == 1:
         token = best
     else:
         token = _sample(logits, logits[best], params, uniform(seed, position))

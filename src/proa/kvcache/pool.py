@@ -41,6 +41,7 @@ class KVPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype: KVDtype = dtype
+        self.device = device
         slots = num_blocks * block_size
         shape = (slots, layout.num_kv_heads, layout.key_dim)
         self._keys = [_zeros(shape, dtype, device) for _ in range(layout.num_layers)]

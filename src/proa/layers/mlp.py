@@ -14,7 +14,7 @@ from proa.layers.parameters import ParameterReader
 from proa.layers.workspace import Workspace
 from proa.native.ops import ExpertLayer
 
-__all__ = ["SILU", "Activation", "GatedMLP", "MlpNames", "load_experts", "load_mlp"]
+__all__ = ["SILU", "Activation", "GatedMLP", "MlpNames", "load_experts", "load_mlp", "mlp_rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +137,12 @@ def load_mlp(
     return _ExpertMlp(experts, workspace)
 
 
+def mlp_rows(workspace: Workspace, intermediate: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scratch of MLPs that are two linears: gate and up `[tokens, 2 * intermediate]`, and what they are joined to."""
+    gate_up = workspace.rows(f"mlp.{intermediate}.gate_up", tokens, 2 * intermediate)
+    return gate_up, workspace.rows(f"mlp.{intermediate}.hidden", tokens, intermediate)
+
+
 class _ExpertMlp:
     """An expert layer of one expert on the CPU."""
 
@@ -166,16 +172,11 @@ class _LinearMlp:
         self._gated_product = workspace.device.gated_product
         self._workspace = workspace
         self.nbytes = gate_up.nbytes + down.nbytes
-        self._rows(workspace.max_tokens)  # takes the memory now
+        mlp_rows(workspace, down.in_features, workspace.max_tokens)  # takes the memory now
 
     def forward(self, x: torch.Tensor, out: torch.Tensor, *, accumulate: bool = False) -> None:
-        gate_up, hidden = self._rows(x.shape[0])
+        gate_up, hidden = mlp_rows(self._workspace, self._down.in_features, x.shape[0])
         self._gate_up.forward(x, gate_up)
         how = self._activation
         self._gated_product(gate_up, hidden, gating=how.gating, limit=how.limit, alpha=how.alpha)
         self._down.forward(hidden, out, accumulate=accumulate)
-
-    def _rows(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        width = self._down.in_features
-        gate_up = self._workspace.rows(f"mlp.{width}.gate_up", tokens, 2 * width)
-        return gate_up, self._workspace.rows(f"mlp.{width}.hidden", tokens, width)

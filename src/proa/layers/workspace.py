@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 
 from proa.device.backend import Device
 from proa.native.ops import ExpertWorkspace
 
-__all__ = ["Workspace"]
+__all__ = ["Workspace", "measuring_workspace"]
 
 
 class Workspace:
@@ -19,14 +20,21 @@ class Workspace:
     on the CPU, grown by each while it is loaded to what it needs.
     """
 
-    __slots__ = ("_buffers", "_host_buffers", "device", "experts", "max_tokens")
+    __slots__ = ("_buffers", "_experts", "_host_buffers", "device", "max_tokens")
 
     def __init__(self, device: Device, max_tokens: int) -> None:
         self.device = device
-        self.experts = ExpertWorkspace(device.runtime.pool, max_tokens)
+        self._experts: ExpertWorkspace | None = None
         self.max_tokens = max_tokens
         self._buffers: dict[str, torch.Tensor] = {}
         self._host_buffers: dict[str, torch.Tensor] = {}
+
+    @property
+    def experts(self) -> ExpertWorkspace:
+        """Scratch of expert layers on the CPU."""
+        if self._experts is None:
+            self._experts = ExpertWorkspace(self.device.runtime.pool, self.max_tokens)
+        return self._experts
 
     def rows(self, name: str, tokens: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """The first `tokens` rows of buffer `name`, `[tokens, *shape]`, contiguous; contents are undefined.
@@ -58,9 +66,24 @@ class Workspace:
     def nbytes(self) -> int:
         """In CPU memory."""
         on_cpu = self._host_buffers if self.device.name != "cpu" else self._buffers | self._host_buffers
-        return self.experts.nbytes + sum(buffer.nbytes for buffer in on_cpu.values())
+        experts = 0 if self._experts is None else self._experts.nbytes
+        return experts + sum(buffer.nbytes for buffer in on_cpu.values())
 
     @property
     def device_bytes(self) -> int:
         """In the memory of a GPU; 0 without one."""
         return 0 if self.device.name == "cpu" else sum(buffer.nbytes for buffer in self._buffers.values())
+
+
+def measuring_workspace(max_tokens: int) -> Workspace:
+    """One whose buffers take no memory: its `device_bytes` tell what they would take on a GPU."""
+    return Workspace(cast("Device", _MetaRows()), max_tokens)
+
+
+class _MetaRows:
+    """As much of a Device as buffers need."""
+
+    name = "meta"
+
+    def rows(self, num_rows: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(num_rows, *shape, dtype=dtype, device="meta")

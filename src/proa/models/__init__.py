@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from proa.models.expert_method import check_expert_method
 from proa.models.expert_sources import expert_layout, open_experts
-from proa.models.loader import Model, ModelInfo, inspect, load_model, packed_bytes
+from proa.models.loader import GpuBytes, Model, ModelInfo, gpu_bytes, inspect, load_model, packed_bytes
 
 __all__ = [
+    "GpuBytes",
     "Model",
     "ModelInfo",
     "check_expert_method",
     "expert_layout",
+    "gpu_bytes",
     "inspect",
     "load_model",
     "open_experts",

@@ -16,15 +16,15 @@ from proa.layers.embedding import Embedding, load_output_head
 from proa.layers.gqa import GqaRows, GqaSpec, GroupedQueryAttention
 from proa.layers.linear import Linear
 from proa.layers.mla import LatentAttention, MlaRows, MlaSpec
-from proa.layers.mlp import GatedMLP, MlpNames, load_mlp
+from proa.layers.mlp import GatedMLP, MlpNames, load_mlp, mlp_rows
 from proa.layers.norm import RMSNorm
 from proa.layers.parameters import ParameterReader
 from proa.layers.rotary import RotaryEmbedding
-from proa.layers.workspace import Workspace
+from proa.layers.workspace import Workspace, measuring_workspace
 from proa.moe.layer import MoeLayer, MoeRows, MoeSpec
 from proa.moe.traffic import ExpertTraffic
 
-__all__ = ["Decoder", "DecoderSpec"]
+__all__ = ["Decoder", "DecoderSpec", "gpu_scratch_bytes"]
 
 MAX_CACHED_ROWS = 64
 
@@ -69,6 +69,16 @@ class Rows:
         else:
             self.attention = GqaRows(spec.attention, workspace, tokens)
         self.moe = MoeRows(spec.moe, workspace, tokens)
+
+
+def gpu_scratch_bytes(spec: DecoderSpec, max_tokens: int) -> int:
+    """What the scratch of a trunk on a GPU takes there, before it is loaded; the kernels' own is not counted."""
+    workspace = measuring_workspace(max_tokens)
+    Rows(spec, workspace, max_tokens)
+    workspace.rows("experts.returned", max_tokens, spec.hidden)
+    for width in {spec.dense_intermediate, spec.moe.shared_intermediate} - {0}:
+        mlp_rows(workspace, width, max_tokens)
+    return workspace.device_bytes
 
 
 class Decoder:
@@ -130,6 +140,11 @@ class Decoder:
     def workspace_bytes(self) -> int:
         """Bytes of scratch memory, for all layers together; resident as far as forwards have used it."""
         return self._workspace.nbytes
+
+    @property
+    def gpu_scratch_bytes(self) -> int:
+        """Bytes of scratch in GPU memory."""
+        return self._workspace.device_bytes
 
     @property
     def expert_traffic(self) -> ExpertTraffic:

@@ -21,7 +21,7 @@ from proa.kvcache.pool import KVPool
 from proa.layers.kernel_check import Activations, check_kernels
 from proa.layers.parameters import ParameterReader
 from proa.models.config import ModelConfig
-from proa.models.decoder import Decoder
+from proa.models.decoder import Decoder, gpu_scratch_bytes
 from proa.models.registry import checkpoint_config, decoder_spec
 from proa.moe.traffic import ExpertTraffic
 from proa.native.runtime import CpuRuntime
@@ -29,7 +29,7 @@ from proa.weights.checkpoint import Checkpoint
 from proa.weights.expert_source import ExpertSource
 from proa.weights.progress import LoadProgress
 
-__all__ = ["Model", "ModelInfo", "inspect", "load_model", "packed_bytes"]
+__all__ = ["GpuBytes", "Model", "ModelInfo", "gpu_bytes", "inspect", "load_model", "packed_bytes"]
 
 logger = logging.getLogger("proa.models")
 
@@ -53,6 +53,9 @@ class Model(Protocol):
     def workspace_bytes(self) -> int: ...
 
     @property
+    def gpu_scratch_bytes(self) -> int: ...
+
+    @property
     def expert_traffic(self) -> ExpertTraffic: ...
 
     def forward(self, batch: ForwardBatch, kv: KVPool, still_wanted: StillWanted | None = None) -> torch.Tensor:
@@ -71,6 +74,15 @@ class ModelInfo:
     vocab_size: int
     max_position_embeddings: int
     eos_token_ids: tuple[int, ...]
+    has_float32_trunk: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GpuBytes:
+    """`weights`: trunk, embedding included. `scratch`: of forwards."""
+
+    weights: int
+    scratch: int
 
 
 def inspect(checkpoint: Checkpoint) -> ModelInfo:
@@ -83,6 +95,7 @@ def inspect(checkpoint: Checkpoint) -> ModelInfo:
         vocab_size=spec.vocab_size,
         max_position_embeddings=config.max_position_embeddings,
         eos_token_ids=config.eos_token_ids,
+        has_float32_trunk=checkpoint.dtype("model.embed_tokens.weight") == "F32",
     )
 
 
@@ -100,6 +113,18 @@ def packed_bytes(checkpoint: Checkpoint, experts: ExpertSource | None = None) ->
             widened = checkpoint.dtype(name) == "F16" and not linear
             total += checkpoint.nbytes(name) * (2 if widened else 1)
     return total
+
+
+def gpu_bytes(checkpoint: Checkpoint, experts: ExpertSource | None = None, *, max_tokens: int) -> GpuBytes:
+    """What a trunk on a GPU takes there, without KV cache. Reads headers only. `max_tokens`: largest forward."""
+    config = checkpoint_config(checkpoint)
+    spec = decoder_spec(config)
+    ignored, routed = _ignored(config, experts), f".{spec.moe.block}.experts."
+    names = [name for name in checkpoint.names if not ignored(name) and routed not in name]
+    weights = sum(checkpoint.nbytes(name) for name in names)
+    if spec.tied_head:  # the head is a copy of the embedding
+        weights += checkpoint.nbytes("model.embed_tokens.weight")
+    return GpuBytes(weights, gpu_scratch_bytes(spec, max_tokens))
 
 
 def load_model(

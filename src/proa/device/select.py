@@ -1,0 +1,91 @@
+"""Finds a GPU the trunk can run on, and builds the device."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import warnings
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from proa.core.errors import ConfigError
+from proa.device.backend import Device
+from proa.device.cpu import CpuDevice
+from proa.device.gpu import GpuDevice, TrunkKernels
+from proa.kernels import reference
+from proa.native.runtime import CpuRuntime
+
+__all__ = ["Gpu", "choose_gpu", "create_device"]
+
+_log = logging.getLogger("proa.device")
+
+# Compute capability from which Triton has bf16 tensor cores.
+_LEAST_CAPABILITY = (8, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU as found at start. `free_bytes` of `total_bytes` were left, the CUDA context of this process deducted."""
+
+    index: int
+    name: str
+    free_bytes: int
+    total_bytes: int
+
+    @property
+    def torch_device(self) -> torch.device:
+        return torch.device("cuda", self.index)
+
+
+def choose_gpu(device: Literal["auto", "cpu", "cuda"]) -> Gpu | None:
+    """The GPU for the trunk, None for the CPU. `auto` takes the first usable one and logs why there is none.
+
+    Raises:
+        ConfigError: `cuda` is asked for and there is no usable GPU.
+    """
+    if device == "cpu":
+        return None
+    found = _find()
+    if isinstance(found, Gpu):
+        return found
+    if device == "cuda":
+        raise ConfigError("device", "a CUDA GPU of compute capability 8.0 or newer", found, "use --device cpu")
+    _log.info("the trunk runs on the CPU: %s", found)
+    return None
+
+
+def create_device(gpu: Gpu | None, runtime: CpuRuntime) -> Device:
+    """The device of the trunk; experts in RAM and packing use `runtime` either way."""
+    if gpu is None:
+        return CpuDevice(runtime)
+    torch.cuda.set_device(gpu.torch_device)
+    return GpuDevice(runtime, gpu.torch_device, _trunk_kernels())
+
+
+def _find() -> Gpu | str:
+    """The first GPU, or why it cannot be used."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of what the error below says
+        try:
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+            name = torch.cuda.get_device_name(0)
+            capability = torch.cuda.get_device_capability(0)
+            free_bytes, total_bytes = torch.cuda.mem_get_info(0)
+        except (RuntimeError, AssertionError) as error:
+            return str(error).partition("\n")[0]
+    if capability < _LEAST_CAPABILITY:
+        return f"{name} has compute capability {capability[0]}.{capability[1]}"
+    return Gpu(0, name, free_bytes, total_bytes)
+
+
+def _trunk_kernels() -> TrunkKernels:
+    if importlib.util.find_spec("triton") is None:
+        _log.warning("package triton is missing: the trunk runs on plain torch operations, slowly")
+        return reference
+    from proa.kernels import trunk  # slow to import
+
+    return trunk

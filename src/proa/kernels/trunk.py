@@ -1,0 +1,19 @@
+"""The kernels of the trunk under one name, as `proa.device.gpu` takes them."""
+
+from __future__ import annotations
+
+from proa.kernels.activation import gated_product
+from proa.kernels.norm import add_rms_norm, rms_norm
+from proa.kernels.rope import rope
+from proa.kernels.route import route
+from proa.kernels.rows import embedding_rows, kv_store
+
+__all__ = [
+    "add_rms_norm",
+    "embedding_rows",
+    "gated_product",
+    "kv_store",
+    "rms_norm",
+    "rope",
+    "route",
+]
