@@ -142,19 +142,20 @@ def _linear(
     inside = (token < tokens)[:, None]
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     scale = load_scales(
-        data, scales, n, 0, out_features, in_features, row_words, row_scales,
-        KIND, GROUPS, SCALE_BYTES, False, BLOCK_N, BLOCK_K,
+        data, scales, 0, n, 0, out_features, in_features, row_words, row_scales,
+        KIND, GROUPS, SCALE_BYTES, False, False, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     for k in range(0, in_features, BLOCK_K):
         column = k + tl.arange(0, BLOCK_K)[None, :]
         a = tl.load(rows + column, mask=inside & (column < in_features), other=0.0)
         words = load_words(
-            data, n, k, out_features, in_features, row_words, KIND, GROUPS, SCALE_BYTES, False, BLOCK_N, BLOCK_K
-        )
+            data, 0, n, k, out_features, in_features, row_words,
+            KIND, GROUPS, SCALE_BYTES, False, False, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
         # Scales are too small for asynchronous copies: those of the next step are read now.
         next_scale = load_scales(
-            data, scales, n, k + BLOCK_K, out_features, in_features, row_words, row_scales,
-            KIND, GROUPS, SCALE_BYTES, False, BLOCK_N, BLOCK_K,
+            data, scales, 0, n, k + BLOCK_K, out_features, in_features, row_words, row_scales,
+            KIND, GROUPS, SCALE_BYTES, False, False, BLOCK_N, BLOCK_K,
         )  # fmt: skip
         acc = multiply(a, tile_values(words, scale, KIND, False, operand), acc, EXACT, TERMS)
         scale = next_scale

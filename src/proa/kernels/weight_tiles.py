@@ -91,64 +91,84 @@ def as_words(data: torch.Tensor) -> torch.Tensor:
 
 
 @jit
-def load_words(
-    data, n, k, valid_n, columns, row_words, KIND: tl.constexpr, GROUPS: tl.constexpr, SCALE_BYTES: tl.constexpr,
-    PANELS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """The words of rows `n + arange(BLOCK_N)` and columns `k + arange(BLOCK_K)`, zeros outside.
+def _tile_rows(n, other, step: tl.constexpr, PAIRED: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The rows of a tile as a column, every `step`-th, and how far behind `data` the weight of each begins, in words.
 
-    data: int32 pointer (bf16 for rows of bf16) to element 0 of the weight; row_words: words or elements from a row to
-    the next, in panels words from a panel to the next. k and columns are multiples of what a word or group holds.
+    A paired tile has rows of two weights of one shape, `n ..` of the first and `n ..` of the one `other` words behind.
+    """
+    place = step * tl.arange(0, BLOCK_N // step)[:, None]
+    if PAIRED:
+        row = n + place % (BLOCK_N // 2)
+        shift = tl.where(place < BLOCK_N // 2, 0, other)
+    else:
+        row = n + place
+        shift = tl.zeros([BLOCK_N // step, 1], tl.int64)
+    return row, shift
+
+
+@jit
+def load_words(
+    data, other, n, k, valid_n, columns, row_words, KIND: tl.constexpr, GROUPS: tl.constexpr,
+    SCALE_BYTES: tl.constexpr, PANELS: tl.constexpr, PAIRED: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """The words of a tile of BLOCK_N rows from `n` on and columns `k + arange(BLOCK_K)`, zeros outside.
+
+    data: int32 pointer (bf16 for rows of bf16) to element 0 of the weight; other: see _tile_rows; row_words: words or
+    elements from a row to the next, in panels words from a panel to the next. k and columns are multiples of what a
+    word or group holds.
     """
     PER_WORD: tl.constexpr = 8 if KIND >= 3 else 4 if KIND == 2 else 2 if KIND == 1 and PANELS else 1
     SUPER_WORDS: tl.constexpr = GROUPS * (64 + 4 * SCALE_BYTES)
     if KIND == 2 and PANELS:  # [BLOCK_N / 4, BLOCK_K]
-        row = n + 4 * tl.arange(0, BLOCK_N // 4)[:, None]
+        row, shift = _tile_rows(n, other, 4, PAIRED, BLOCK_N)
         column = k + tl.arange(0, BLOCK_K)[None, :]
-        at = row // 16 * row_words.to(tl.int64) + column * 4 + row % 16 // 4
+        at = shift + row // 16 * row_words.to(tl.int64) + column * 4 + row % 16 // 4
         inside = (row < valid_n) & (column < columns)
     else:
-        row = n + tl.arange(0, BLOCK_N)[:, None]
+        row, shift = _tile_rows(n, other, 1, PAIRED, BLOCK_N)
         word = k // PER_WORD + tl.arange(0, BLOCK_K // PER_WORD)[None, :]
         inside = (row < valid_n) & (word * PER_WORD < columns)
         if not PANELS:
-            at = row * row_words.to(tl.int64) + word
+            at = shift + row * row_words.to(tl.int64) + word
         elif KIND >= 3:
             # A shorter last super-block starts where a whole one would.
-            at = row // 16 * row_words.to(tl.int64) + word // 4 // GROUPS * SUPER_WORDS
+            at = shift + row // 16 * row_words.to(tl.int64) + word // 4 // GROUPS * SUPER_WORDS
             at += word // 4 % GROUPS * 64 + word % 4 * 16 + row % 16
         else:
-            at = row // 16 * row_words.to(tl.int64) + word * 16 + row % 16
+            at = shift + row // 16 * row_words.to(tl.int64) + word * 16 + row % 16
     return tl.load(data + at, mask=inside, other=0)
 
 
 @jit
 def _block_scales(
-    data, scales, n, k, valid_n, columns, row_words, row_scales, PANELS: tl.constexpr, BLOCK_N: tl.constexpr
-):
+    data, scales, other, n, k, valid_n, columns, row_words, row_scales, PANELS: tl.constexpr, PAIRED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):  # fmt: skip
     """Of fp8_block128: the one that each row has in a tile, int32 bits of a float [N, 1]."""
     if PANELS:
-        row = n + 4 * tl.arange(0, BLOCK_N // 4)[:, None]
-        at = data + row // 16 * row_words.to(tl.int64) + columns * 4 + k // 128
+        row, shift = _tile_rows(n, other, 4, PAIRED, BLOCK_N)
+        at = data + (shift + row // 16 * row_words.to(tl.int64) + columns * 4 + k // 128)
     else:
-        row = n + tl.arange(0, BLOCK_N)[:, None]
+        row, shift = _tile_rows(n, other, 1, PAIRED, BLOCK_N)
         at = scales.to(tl.pointer_type(tl.int32)) + (row // 128 * row_scales.to(tl.int64) + k // 128)
     return tl.load(at, mask=(row < valid_n) & (k < columns), other=0)
 
 
 @jit
 def _group_scales(
-    data, scales, n, k, valid_n, columns, row_words, row_scales, GROUPS: tl.constexpr, SCALE_BYTES: tl.constexpr,
-    PANELS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    data, scales, other, n, k, valid_n, columns, row_words, row_scales, GROUPS: tl.constexpr,
+    SCALE_BYTES: tl.constexpr, PANELS: tl.constexpr, PAIRED: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Of formats with groups of 32 columns: one for each word, int32 [N, words]."""
-    row = n + tl.arange(0, BLOCK_N)[:, None]
+    row, shift = _tile_rows(n, other, 1, PAIRED, BLOCK_N)
     word = k // 8 + tl.arange(0, BLOCK_K // 8)[None, :]
     group = word // 4
     SUPER_BYTES: tl.constexpr = GROUPS * (256 + 16 * SCALE_BYTES)
     if PANELS:
         codes = tl.minimum(GROUPS, columns // 32 - group // GROUPS * GROUPS) * 256
-        at = row // 16 * (row_words.to(tl.int64) * 4) + group // GROUPS * SUPER_BYTES + codes
+        at = (shift + row // 16 * row_words.to(tl.int64)) * 4 + group // GROUPS * SUPER_BYTES + codes
         at += (group % GROUPS * 16 + row % 16) * SCALE_BYTES
         base = data.to(tl.pointer_type(tl.uint8))
     else:
@@ -164,21 +184,26 @@ def _group_scales(
 
 @jit
 def load_scales(
-    data, scales, n, k, valid_n, columns, row_words, row_scales, KIND: tl.constexpr, GROUPS: tl.constexpr,
-    SCALE_BYTES: tl.constexpr, PANELS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    data, scales, other, n, k, valid_n, columns, row_words, row_scales, KIND: tl.constexpr, GROUPS: tl.constexpr,
+    SCALE_BYTES: tl.constexpr, PANELS: tl.constexpr, PAIRED: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """The int32 bits of the scales of a tile, for tile_values; of fp8_block128, BLOCK_K divides 128.
 
-    data, row_words: as in load_words. scales: pointer to the bytes of scale 0 (rows), row_scales: scales of a row.
+    data, other, row_words: as in load_words. scales: pointer to the bytes of scale 0 (rows), row_scales: scales of a
+    row.
     """
     if KIND < 2:
         bits = tl.zeros([1, 1], tl.int32)
     elif KIND == 2:
-        bits = _block_scales(data, scales, n, k, valid_n, columns, row_words, row_scales, PANELS, BLOCK_N)
+        bits = _block_scales(
+            data, scales, other, n, k, valid_n, columns, row_words, row_scales, PANELS, PAIRED, BLOCK_N
+        )
     else:
         bits = _group_scales(
-            data, scales, n, k, valid_n, columns, row_words, row_scales, GROUPS, SCALE_BYTES, PANELS, BLOCK_N, BLOCK_K
-        )
+            data, scales, other, n, k, valid_n, columns, row_words, row_scales,
+            GROUPS, SCALE_BYTES, PANELS, PAIRED, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
     return bits
 
 

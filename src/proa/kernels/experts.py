@@ -1,0 +1,287 @@
+"""Routed experts on the GPU: one grouped product for gate and up, one for down, over experts in the CPU's layout.
+
+Few tokens are bound by reading experts: activations keep two bf16 terms. Many tokens are bound by arithmetic: one term,
+and what the products hand over is bf16. Weights become bf16 inside the products; docs of `linear` apply.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from proa.kernels.activation import activate, gating_code
+from proa.kernels.expert_blocks import ExpertBlocks
+from proa.kernels.linear import multiply
+from proa.kernels.triton_import import INTERPRETED, jit, next_power_of_2, tl
+from proa.kernels.weight_tiles import WeightKind, kind_of, load_scales, load_words, panel_bytes, tile_values
+
+__all__ = ["ExpertFormat", "ExpertScratch", "ExpertTiles", "expert_bytes", "grouped_experts"]
+
+FEW_TOKENS = 16
+_REDUCE_COLUMNS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertFormat:
+    """Gate and up `[intermediate, hidden]` and down `[hidden, intermediate]`; hidden and intermediate multiples of 16
+    and of the formats' groups. `gating`, `limit` and `alpha` as in `gated_product`."""
+
+    hidden: int
+    intermediate: int
+    gate_up: str
+    down: str
+    gating: str = "silu"
+    limit: float = float("inf")
+    alpha: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertTiles:
+    """Tile of pairs x outputs (of gate and up together), step along the inputs."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+def expert_bytes(fmt: ExpertFormat) -> tuple[int, int]:
+    """Bytes of gate (and of up) and of down, as `proa.native` packs them."""
+    gate = fmt.intermediate // 16 * panel_bytes(fmt.gate_up, fmt.hidden)
+    return gate, fmt.hidden // 16 * panel_bytes(fmt.down, fmt.intermediate)
+
+
+class ExpertScratch:
+    """What the launches of a call hand over, for up to `max_tokens` tokens; shared by all layers."""
+
+    __slots__ = ("_hidden", "_joined", "_terms", "blocks", "exact", "max_tokens", "top_k")
+
+    def __init__(
+        self,
+        max_tokens: int,
+        top_k: int,
+        num_experts: int,
+        fmt: ExpertFormat,
+        device: torch.device,
+        *,
+        exact: bool = False,
+    ) -> None:
+        """`exact`: products in float32, for tests of whole models."""
+        self.max_tokens, self.top_k = max_tokens, top_k
+        self.exact = exact or INTERPRETED or fmt.gate_up == "f32" or fmt.down == "f32"
+        pairs, few = max_tokens * top_k, min(max_tokens, FEW_TOKENS) * top_k
+        item = 4 if self.exact else 2
+        self.blocks = ExpertBlocks(pairs, num_experts, 128, device)
+        self._hidden, self._joined, self._terms = (
+            torch.zeros(size, dtype=torch.uint8, device=device)
+            for size in (
+                max(pairs * item, few * 4) * fmt.intermediate,
+                max(pairs * item, few * 4) * fmt.hidden,
+                0 if self.exact else max_tokens * fmt.hidden * 2,
+            )
+        )
+
+    def buffers(self, tokens: int, fmt: ExpertFormat) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows of the pairs between gate, up and down, and after down."""
+        assert tokens <= self.max_tokens, f"scratch for {self.max_tokens} tokens, got {tokens}"
+        dtype = torch.float32 if self.exact or tokens <= FEW_TOKENS else torch.bfloat16
+        pairs = tokens * self.top_k
+        hidden, joined = self._hidden.view(dtype), self._joined.view(dtype)
+        return (
+            hidden[: pairs * fmt.intermediate].view(pairs, fmt.intermediate),
+            joined[: pairs * fmt.hidden].view(pairs, fmt.hidden),
+        )
+
+    def one_term(self, x: torch.Tensor) -> torch.Tensor:
+        """`x` in bf16."""
+        rounded = self._terms.view(torch.bfloat16)[: x.numel()].view(x.shape)
+        rounded.copy_(x)
+        return rounded
+
+    @property
+    def nbytes(self) -> int:
+        return self.blocks.nbytes + self._hidden.nbytes + self._joined.nbytes + self._terms.nbytes
+
+
+def grouped_experts(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    arena: torch.Tensor,
+    table: torch.Tensor,
+    fmt: ExpertFormat,
+    out: torch.Tensor,
+    scratch: ExpertScratch,
+    *,
+    accumulate: bool = False,
+    tiles: tuple[ExpertTiles, ExpertTiles] | None = None,
+) -> None:
+    """`out[t] = sum over slots of weights[t, s] * down(activation(gate(x[t]), up(x[t])))` of the experts on this GPU.
+
+    x, out: float32 or bf16 `[T, hidden]`, rows strided; with `accumulate` the sum is added to `out`. ids: int32
+    `[T, k]` and weights: float32 `[T, k]`, contiguous; slots whose id is negative or whose expert is elsewhere add
+    nothing. arena: uint8, any bytes; table: int64 `[E, 3]`, where gate, up and down of an expert begin in it, multiples
+    of 64, each packed in panels as `proa.native` has them; negative: the expert is elsewhere.
+    """
+    tokens = x.shape[0]
+    if tokens == 0:
+        return
+    many = tokens > FEW_TOKENS and not scratch.exact
+    tiles = tiles or _choose(tokens, fmt, exact=scratch.exact)
+    if many and x.dtype != torch.bfloat16:
+        x = scratch.one_term(x)
+    hidden, joined = scratch.buffers(tokens, fmt)
+    blocks = scratch.blocks.sort(ids, table, tiles[0].block_m)
+    base = arena.view(torch.int32)
+    shared = (scratch.blocks.pairs, scratch.blocks.expert, scratch.blocks.rows)
+    gate_up, down = kind_of(fmt.gate_up), kind_of(fmt.down)
+    top_k = ids.shape[1]
+    _product[(-(-2 * fmt.intermediate // tiles[0].block_n), blocks)](
+        x, base, table, weights, hidden, *shared, fmt.intermediate, fmt.hidden,
+        panel_bytes(fmt.gate_up, fmt.hidden) // 4, top_k, x.stride(0), hidden.stride(0), table.stride(0),
+        fmt.limit, fmt.alpha, GATING=gating_code(fmt.gating), DOWN=False,
+        **_constants(gate_up, tiles[0], exact=scratch.exact, terms=1 if many or x.dtype == torch.bfloat16 else 2),
+    )  # fmt: skip
+    _product[(-(-fmt.hidden // tiles[1].block_n), blocks)](
+        hidden, base, table, weights, joined, *shared, fmt.hidden, fmt.intermediate,
+        panel_bytes(fmt.down, fmt.intermediate) // 4, top_k, hidden.stride(0), joined.stride(0), table.stride(0),
+        fmt.limit, fmt.alpha, GATING=0, DOWN=True,
+        **_constants(down, tiles[1], exact=scratch.exact, terms=1 if many else 2),
+    )  # fmt: skip
+    _sum_slots[(tokens, -(-fmt.hidden // _REDUCE_COLUMNS))](
+        joined, ids, table, out, fmt.hidden, joined.stride(0), out.stride(0), table.stride(0),
+        TOP_K=top_k, ACCUMULATE=accumulate, COLUMNS=min(_REDUCE_COLUMNS, next_power_of_2(fmt.hidden)), num_warps=4,
+    )  # fmt: skip
+
+
+def _constants(kind: WeightKind, tiles: ExpertTiles, *, exact: bool, terms: int) -> dict[str, int | bool]:
+    return {
+        "KIND": kind.code,
+        "GROUPS": kind.groups,
+        "SCALE_BYTES": kind.scale_bytes,
+        "EXACT": exact,
+        "TERMS": terms,
+        "BLOCK_M": tiles.block_m,
+        "BLOCK_N": tiles.block_n,
+        "BLOCK_K": tiles.block_k,
+        "num_warps": tiles.num_warps,
+        "num_stages": tiles.num_stages,
+    }
+
+
+def _choose(tokens: int, fmt: ExpertFormat, *, exact: bool) -> tuple[ExpertTiles, ExpertTiles]:
+    """Tiles of the first and the second product, of one block_m."""
+    if INTERPRETED:
+        return ExpertTiles(16, 32, 64, 1, 1), ExpertTiles(16, 16, 64, 1, 1)
+    if exact:
+        return ExpertTiles(16, 32, 64, 4, 2), ExpertTiles(16, 32, 64, 4, 2)
+    if tokens <= FEW_TOKENS:
+        return ExpertTiles(16, 32, 128, 4, 4), ExpertTiles(16, 32, 128, 4, 4)
+    if tokens <= 1024:
+        return ExpertTiles(64, 128, 64, 4, 3), ExpertTiles(64, 128, 64, 4, 3)
+    return ExpertTiles(128, 128, 64, 4, 3), ExpertTiles(128, 128, 64, 4, 3)
+
+
+@jit
+def _product(
+    x,
+    arena,
+    table,
+    weights,
+    out,
+    order,
+    block_expert,
+    block_rows,
+    out_features,
+    in_features,
+    panel_words,
+    top_k,
+    x_row,
+    out_row,
+    table_row,
+    limit,
+    alpha,
+    GATING: tl.constexpr,
+    DOWN: tl.constexpr,
+    KIND: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SCALE_BYTES: tl.constexpr,
+    EXACT: tl.constexpr,
+    TERMS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    block = tl.program_id(1)
+    expert = tl.load(block_expert + block)
+    if expert < 0:
+        return
+    operand = tl.float32 if EXACT else tl.bfloat16
+    PAIRED: tl.constexpr = not DOWN
+    WIDTH: tl.constexpr = BLOCK_N if DOWN else BLOCK_N // 2  # columns of the result
+    n = tl.program_id(0) * WIDTH
+    row = tl.arange(0, BLOCK_M)
+    inside = row < tl.load(block_rows + block)
+    pair = tl.load(order + block * BLOCK_M + row, mask=inside, other=0)
+    a_rows = x + (pair if DOWN else pair // top_k).to(tl.int64)[:, None] * x_row
+    place = table + expert.to(tl.int64) * table_row
+    begin = tl.multiple_of(tl.load(place + (2 if DOWN else 0)) // 4, 16)
+    other = tl.multiple_of(tl.load(place + 1) // 4 - begin, 16)
+    data = arena + begin
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    scale = load_scales(
+        data, data, other, n, 0, out_features, in_features, panel_words, 0,
+        KIND, GROUPS, SCALE_BYTES, True, PAIRED, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
+    for k in range(0, in_features, BLOCK_K):
+        column = k + tl.arange(0, BLOCK_K)[None, :]
+        a = tl.load(a_rows + column, mask=inside[:, None] & (column < in_features), other=0.0)
+        words = load_words(
+            data, other, n, k, out_features, in_features, panel_words,
+            KIND, GROUPS, SCALE_BYTES, True, PAIRED, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
+        # Scales are too small for asynchronous copies: those of the next step are read now.
+        next_scale = load_scales(
+            data, data, other, n, k + BLOCK_K, out_features, in_features, panel_words, 0,
+            KIND, GROUPS, SCALE_BYTES, True, PAIRED, BLOCK_N, BLOCK_K,
+        )  # fmt: skip
+        acc = multiply(a, tile_values(words, scale, KIND, True, operand), acc, EXACT, TERMS)
+        scale = next_scale
+    if DOWN:
+        result = acc * tl.load(weights + pair, mask=inside, other=0.0)[:, None]
+    else:
+        gate, up = acc.reshape(BLOCK_M, 2, WIDTH).permute(0, 2, 1).split()
+        result = activate(gate, up, limit, alpha, GATING)
+    column = n + tl.arange(0, WIDTH)
+    at = out + pair.to(tl.int64)[:, None] * out_row + column[None, :]
+    tl.store(at, result.to(out.dtype.element_ty), mask=inside[:, None] & (column < out_features)[None, :])
+
+
+@jit
+def _sum_slots(
+    rows,
+    ids,
+    table,
+    out,
+    size,
+    row,
+    out_row,
+    table_row,
+    TOP_K: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    acc = tl.zeros([COLUMNS], tl.float32)
+    for slot in range(TOP_K):
+        pair = token * TOP_K + slot
+        expert = tl.load(ids + pair)
+        here = tl.load(table + expert.to(tl.int64) * table_row, mask=expert >= 0, other=-1) >= 0
+        acc += tl.load(rows + pair * row + column, mask=(column < size) & here, other=0.0).to(tl.float32)
+    at = out + token * out_row + column
+    if ACCUMULATE:
+        acc += tl.load(at, mask=column < size, other=0.0).to(tl.float32)
+    tl.store(at, acc.to(out.dtype.element_ty), mask=column < size)
