@@ -79,6 +79,13 @@ nb::object dequantize(const gemm::PackedWeight& weight) {
       nb::ndarray<nb::numpy, float>(data, {static_cast<size_t>(out), static_cast<size_t>(in)}, owner));
 }
 
+// A view: it keeps the weight alive.
+nb::object packed(nb::handle_t<gemm::PackedWeight> self) {
+  const auto& weight = nb::cast<const gemm::PackedWeight&>(self);
+  const auto* data = reinterpret_cast<const uint8_t*>(weight.bytes.data());
+  return nb::cast(nb::ndarray<nb::numpy, const uint8_t>(data, {weight.bytes.size()}, self));
+}
+
 void linear(const Pool& pool, nb::object x_object, const gemm::PackedWeight& weight, nb::object out_object,
             nb::object bias_object, bool accumulate) {
   const auto [out_features, in_features] = weight.shape;
@@ -151,6 +158,7 @@ void init_gemm(nb::module_& m) {
       .def_prop_ro("out_features", [](const gemm::PackedWeight& w) { return w.shape.out_features; })
       .def_prop_ro("in_features", [](const gemm::PackedWeight& w) { return w.shape.in_features; })
       .def_prop_ro("nbytes", [](const gemm::PackedWeight& w) { return w.bytes.size(); })
+      .def_prop_ro("packed", &packed, "The packed bytes (csrc/format/weight_format.h), read-only uint8.")
       .def("dequantize", &dequantize, "The float32 values [out, in].");
   m.def("linear", &linear, "pool"_a, "x"_a, "weight"_a, "out"_a, "bias"_a.none() = nb::none(),
         "accumulate"_a = false,

@@ -129,7 +129,7 @@ def grouped_experts(
     if tokens == 0:
         return
     many = tokens > FEW_TOKENS and not scratch.exact
-    tiles = tiles or _choose(tokens, fmt, exact=scratch.exact)
+    tiles = tiles or _choose(tokens, exact=scratch.exact)
     if many and x.dtype != torch.bfloat16:
         x = scratch.one_term(x)
     hidden, joined = scratch.buffers(tokens, fmt)
@@ -171,10 +171,10 @@ def _constants(kind: WeightKind, tiles: ExpertTiles, *, exact: bool, terms: int)
     }
 
 
-def _choose(tokens: int, fmt: ExpertFormat, *, exact: bool) -> tuple[ExpertTiles, ExpertTiles]:
+def _choose(tokens: int, *, exact: bool) -> tuple[ExpertTiles, ExpertTiles]:
     """Tiles of the first and the second product, of one block_m."""
     if INTERPRETED:
-        return ExpertTiles(16, 32, 64, 1, 1), ExpertTiles(16, 16, 64, 1, 1)
+        return ExpertTiles(16, 64, 128, 1, 1), ExpertTiles(16, 64, 128, 1, 1)
     if exact:
         return ExpertTiles(16, 32, 64, 4, 2), ExpertTiles(16, 32, 64, 4, 2)
     if tokens <= FEW_TOKENS:
