@@ -23,6 +23,7 @@ from proa.ipc.messages import (
     Flushed,
     Generate,
     Loading,
+    PrefillProgress,
     Ready,
     Shutdown,
     StepOutput,
@@ -34,7 +35,8 @@ from proa.ipc.transport import EngineAddresses, EngineEndpoint
 FAILING_SEED = 13
 SLOW_SEED = 14
 SLOW_SECONDS = 1.0
-# Seed ANSWER_SEED + i is answered with the i-th list of token ids in the file `answers` of the configuration.
+# Seed ANSWER_SEED + i is answered with the i-th list of token ids in the file `answers` of the configuration. A list of
+# lists is given out one list a step.
 ANSWER_SEED = 1000
 
 
@@ -48,6 +50,7 @@ class FakeEngine:
         self.waiting: list[Generate] = []
         self.totals = {"prompt_tokens": 0, "generation_tokens": 0, "prefix_hit_tokens": 0, "aborted": 0}
         self.done = False
+        self.progress: list[PrefillProgress] = []
         self.answers: list[list[int]] | None = None
 
     def journal(self, **event) -> None:
@@ -100,17 +103,27 @@ class FakeEngine:
     def step(self) -> list[TokenOutput]:
         while self.waiting and len(self.running) < self.max_running:
             request = self.waiting.pop(0)
-            self.running[request.rid] = {"request": request, "count": 0, "started": time.monotonic()}
+            self.running[request.rid] = {
+                "request": request,
+                "count": 0,
+                "steps": 0,
+                "told": 0,
+                "started": time.monotonic(),
+            }
             self.totals["prompt_tokens"] += len(request.token_ids)
         outputs = []
         for rid, state in list(self.running.items()):
             slow = state["request"].sampling.seed == SLOW_SEED
-            if slow and time.monotonic() - state["started"] < SLOW_SECONDS:
+            waited = time.monotonic() - state["started"]
+            if slow and waited < SLOW_SECONDS:
+                if waited > (state["told"] + 1) * SLOW_SECONDS / 10:
+                    state["told"] += 1
+                    self.progress.append(PrefillProgress(rid, len(state["request"].token_ids) * state["told"] // 10))
                 continue
             outputs.append(self.advance(rid, state))
         return outputs
 
-    def answer(self, seed: int | None) -> list[int] | None:
+    def answer(self, seed: int | None) -> list[int] | list[list[int]] | None:
         """The scripted answer that seed ANSWER_SEED + i asks for."""
         if seed is None or seed < ANSWER_SEED or "answers" not in self.config:
             return None
@@ -123,6 +136,8 @@ class FakeEngine:
         sampling = request.sampling
         choice = int(rid.rsplit(".", 1)[-1]) if "." in rid else 0
         answer = self.answer(sampling.seed) or request.token_ids
+        if answer and isinstance(answer[0], list):
+            return self.advance_by_chunk(rid, state, answer[state["steps"]])
         token = answer[(count + choice) % len(answer)]
         state["count"] = count + 1
         self.totals["generation_tokens"] += 1
@@ -146,6 +161,22 @@ class FakeEngine:
             cached_tokens=cached if count == 0 else 0,
         )  # fmt: skip
 
+    def advance_by_chunk(self, rid: str, state: dict, chunk: list[int]) -> TokenOutput:
+        sampling = state["request"].sampling
+        token_ids, finish, matched = chunk, None, None
+        ends = [place for place, token in enumerate(chunk) if token in sampling.stop_token_ids]
+        if ends:
+            token_ids, finish = chunk[: ends[0] + 1], "stop"
+            matched = token_ids[-1]
+        if state["count"] + len(token_ids) >= sampling.max_tokens and not finish:
+            token_ids, finish = chunk[: sampling.max_tokens - state["count"]], "length"
+        state["count"] += len(token_ids)
+        state["steps"] += 1
+        self.totals["generation_tokens"] += len(token_ids)
+        if finish is not None:
+            del self.running[rid]
+        return TokenOutput(rid=rid, token_ids=token_ids, finish_reason=finish, matched_stop=matched)
+
     def stats(self) -> EngineStats:
         used = sum(len(state["request"].token_ids) + state["count"] for state in self.running.values())
         return EngineStats(
@@ -162,9 +193,10 @@ class FakeEngine:
             for message in self.endpoint.receive():
                 self.take(message)
             outputs = self.step()
-            if outputs or time.monotonic() - heartbeat > 0.2:
+            if outputs or self.progress or time.monotonic() - heartbeat > 0.2:
                 heartbeat = time.monotonic()
-                self.endpoint.send(StepOutput(outputs, self.stats()))
+                self.endpoint.send(StepOutput(outputs, self.stats(), self.progress))
+                self.progress = []
             if self.running:
                 time.sleep(self.step_seconds)
 

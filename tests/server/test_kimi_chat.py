@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import json
-from pathlib import Path
-
 import openai
 import pytest
 from fake_engine import ANSWER_SEED
-from server_process import KEY, ServerProcess
+from kimi_model import AB, CB, CE, NUM_RANKS, SB, SE, TE, scripted_server, write_model
+from server_process import KEY
 
-from proa.chat.chunkings import pieces_of
 from proa.chat.output.kimi_k2 import MARKERS
-from proa.chat.tiktoken_tokenizer import TiktokenTokenizer
 from proa.core.errors import UnsupportedError
 from proa.server.frontend import Frontend
 
-CONTROL = ("[BOS]", "[EOS]", "<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>")
-NUM_RANKS = 256
-SB, SE, CB, AB, CE, TH, TE = MARKERS
 TOOL: dict = {
     "type": "function",
     "function": {
@@ -42,32 +34,10 @@ ANSWERS = [
 ]
 
 
-def write_model(directory: Path) -> Path:
-    """A tokenizer of bytes with Kimi's control tokens, and a configuration of its family."""
-    directory.mkdir()
-    ranks = b"\n".join(base64.b64encode(bytes([value])) + b" %d" % value for value in range(NUM_RANKS))
-    (directory / "tiktoken.model").write_bytes(ranks)
-    added = {str(NUM_RANKS + i): {"content": name} for i, name in enumerate((*CONTROL, *MARKERS))}
-    (directory / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
-    (directory / "config.json").write_text(json.dumps({"model_type": "kimi_k25"}))
-    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": NUM_RANKS + 2}))
-    return directory
-
-
 @pytest.fixture(scope="module")
 def kimi(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("kimi")
-    model = write_model(directory / "model")
-    tokenizer = TiktokenTokenizer.load(model)
-    end = tokenizer.token_id("<|im_end|>")
-    answers = [[*tokenizer.encode_pieces(pieces_of(text, MARKERS)), end] for text, *_ in ANSWERS]
-    (directory / "answers").write_text(json.dumps(answers))
-    engine = {"answers": str(directory / "answers"), "vocab_size": 512, "step_seconds": 0.0}
-    process = ServerProcess(directory, model, engine=engine)
-    yield process.wait_ready()
-    process.stop()
-    assert process.exit_code() == 0, process.log()
-    assert "Traceback" not in process.log(), process.log()
+    with scripted_server(tmp_path_factory.mktemp("kimi"), [text for text, *_ in ANSWERS]) as process:
+        yield process
 
 
 @pytest.fixture

@@ -8,13 +8,8 @@ from pydantic import ValidationError
 
 from proa.core.errors import CheckpointError, ContextLengthError, QueueFullError, UnavailableError, UserError
 from proa.server.errors import describe, invalid_request
-from proa.server.protocol import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    StreamOptions,
-    TokenizeRequest,
-)
+from proa.server.generation_request import StreamOptions
+from proa.server.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from proa.server.sampling import SamplingDefaults, SequenceLimits, build_sampling
 
 LIMITS = SequenceLimits(max_model_len=100, vocab_size=50, eos_token_ids=frozenset({2, 60}))

@@ -16,8 +16,10 @@ from proa.server.routes import (
     completions,
     flush_cache,
     health,
+    messages,
     metrics,
     models,
+    responses,
     server_info,
     tokenize,
 )
@@ -25,7 +27,10 @@ from proa.server.services import Services
 
 __all__ = ["create_app"]
 
-_ROUTES = (chat_completions, completions, models, tokenize, health, metrics, server_info, flush_cache, abort_request)
+_ROUTES = (
+    chat_completions, responses, messages, completions, models, tokenize, health, metrics, server_info, flush_cache,
+    abort_request,
+)  # fmt: skip
 
 
 def create_app(services: Services) -> ASGIApp:

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from proa.chat.detokenizer import Detokenizer, StopStrings, TokenBytes
-from proa.chat.output.events import Event
+from proa.chat.output.events import ContentDelta, Event
 from proa.core.sampling_params import SamplingParams
 from proa.ipc.messages import TokenLogprob, TokenOutput
 
@@ -33,6 +33,11 @@ class Delta:
     error: str = ""
     # What `text` is for answers that have parts.
     events: list[Event] = field(default_factory=list)
+
+    @property
+    def parts(self) -> list[Event]:
+        """The events; text of an answer without parts is content."""
+        return self.events or ([ContentDelta(self.text)] if self.text else [])
 
     @property
     def is_empty(self) -> bool:

@@ -11,7 +11,7 @@ from proa.chat.output.events import Event as OutputEvent
 from proa.server.assembler import Delta, TokenEntry
 from proa.server.framing import OPENAI_CHUNKS, Event, add_usage
 from proa.server.generation import GenerationPlan, Usage
-from proa.server.protocol import StreamOptions
+from proa.server.generation_request import StreamOptions
 
 __all__ = ["ChatFormat"]
 

@@ -9,7 +9,7 @@ from fastapi import Request
 from proa.core.errors import UserError
 from proa.server.chat_request import ChatRequest
 from proa.server.generation import GenerationPlan, new_id
-from proa.server.protocol import ChatBody
+from proa.server.generation_request import ChatBody
 from proa.server.request_body import services_of
 
 __all__ = ["plan_chat"]

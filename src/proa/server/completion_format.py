@@ -9,7 +9,7 @@ from proa.chat.detokenizer import TokenBytes
 from proa.server.assembler import Delta, TokenEntry
 from proa.server.framing import OPENAI_CHUNKS, Event, add_usage
 from proa.server.generation import GenerationPlan, Usage
-from proa.server.protocol import StreamOptions
+from proa.server.generation_request import StreamOptions
 
 __all__ = ["CompletionFormat"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from proa.core.errors import UserError
 
-__all__ = ["text_of", "texts_of"]
+__all__ = ["part_text", "text_of"]
 
 # The key that holds the text of a part, by its type.
 _TEXT_KEYS = {
@@ -36,22 +36,18 @@ _MEDIA = {
 
 
 def text_of(content: str | Iterable[Mapping[str, Any]] | None, where: str) -> str:
-    """The text of a message's content, parts joined; "" for none."""
+    """The text of a message's content, parts joined; "" for none. `where`: its place, for errors."""
     if content is None or isinstance(content, str):
         return content or ""
-    return "".join(texts_of(content, where))
+    return "".join(part_text(part, f"{where}.{index}") for index, part in enumerate(content))
 
 
-def texts_of(parts: Iterable[Mapping[str, Any]], where: str) -> list[str]:
-    """The texts of content parts.
+def part_text(part: Mapping[str, Any], where: str) -> str:
+    """The text of one content part.
 
     Raises:
-        UserError: a part that is no text; `where` and its index name it.
+        UserError: a part that is no text.
     """
-    return [_text(part, f"{where}.{index}") for index, part in enumerate(parts)]
-
-
-def _text(part: Mapping[str, Any], where: str) -> str:
     kind = part.get("type")
     if kind in _MEDIA:
         raise UserError(

@@ -11,7 +11,7 @@ import msgspec
 from proa.server.assembler import Delta
 from proa.server.errors import ErrorShape, anthropic_error, openai_error
 from proa.server.generation import Usage
-from proa.server.protocol import StreamOptions
+from proa.server.generation_request import StreamOptions
 
 __all__ = ["ANTHROPIC_EVENTS", "OPENAI_CHUNKS", "RESPONSES_EVENTS", "AnswerFormat", "Event", "Framing", "add_usage"]
 

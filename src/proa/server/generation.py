@@ -167,4 +167,4 @@ def _seeded(sampling: SamplingParams, choice: int) -> SamplingParams:
 
 def new_id(prefix: str) -> str:
     """An unguessable response id: /abort_request takes it."""
-    return f"{prefix}-{secrets.token_hex(16)}"
+    return f"{prefix}{secrets.token_hex(16)}"

@@ -76,7 +76,10 @@ class Message(Body):
                 thought = "".join(thoughts)
             content = [part for part in content if part.get("type") not in _THOUGHTS]
         text = text_of(content, f"{where}.content")
-        message["content"] = system_text(text) if self.role in ("system", "developer") else text
+        message["content"] = text
+        if self.role in ("system", "developer"):
+            # Models know the one; the other is OpenAI's newer name for it.
+            message.update(role="system", content=system_text(text))
         if thought is not None:
             message["reasoning"] = message["reasoning_content"] = thought
         return message

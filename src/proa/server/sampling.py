@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from proa.core.errors import CheckpointError, ContextLengthError, UserError
 from proa.core.sampling_params import SamplingParams
-from proa.server.protocol import GenerationRequest
+from proa.server.generation_request import GenerationRequest
 
 __all__ = ["SamplingDefaults", "SequenceLimits", "build_sampling"]
 

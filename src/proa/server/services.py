@@ -15,8 +15,8 @@ from proa.server.engine_process import EngineState, EngineStatus
 from proa.server.errors import ModelNotFoundError
 from proa.server.frontend import Frontend
 from proa.server.generation import Assembler, Generation, GenerationPlan
+from proa.server.generation_request import GenerationRequest
 from proa.server.metrics import Metrics
-from proa.server.protocol import GenerationRequest
 from proa.server.reading_assembler import ReadingAssembler
 from proa.server.sampling import SamplingDefaults, SequenceLimits, build_sampling
 

@@ -20,7 +20,7 @@ router = APIRouter()
 async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation."""
     body = await parse_body(request, ChatCompletionRequest)
-    plan = await plan_chat(request, body, "chatcmpl")
+    plan = await plan_chat(request, body, "chatcmpl-")
     tokenizer = services_of(request).frontend.tokenizer
     answer = ChatFormat(plan, tokenizer, with_logprobs=bool(body.logprobs), options=body.stream_options)
     return await respond(request, plan, answer, stream=bool(body.stream))

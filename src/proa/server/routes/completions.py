@@ -40,7 +40,7 @@ async def create_completion(request: Request) -> Response:
         num_logprobs=body.logprobs,
     )
     plan = GenerationPlan(
-        id=new_id("cmpl"),
+        id=new_id("cmpl-"),
         created=int(time.time()),
         model=body.model or services.config.model_name,
         prompts=prompts,

@@ -1,0 +1,55 @@
+"""A Kimi checkpoint without weights, and a server whose engine gives scripted answers."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from server_process import ServerProcess
+
+from proa.chat.chunkings import pieces_of
+from proa.chat.output.kimi_k2 import MARKERS
+from proa.chat.tiktoken_tokenizer import TiktokenTokenizer
+
+CONTROL = ("[BOS]", "[EOS]", "<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>")
+NUM_RANKS = 256
+SB, SE, CB, AB, CE, TH, TE = MARKERS
+END = NUM_RANKS + CONTROL.index("<|im_end|>")
+
+
+def write_model(directory: Path) -> Path:
+    """A tokenizer of bytes with Kimi's control tokens, and a configuration of its family."""
+    directory.mkdir()
+    ranks = b"\n".join(base64.b64encode(bytes([value])) + b" %d" % value for value in range(NUM_RANKS))
+    (directory / "tiktoken.model").write_bytes(ranks)
+    added = {str(NUM_RANKS + i): {"content": name} for i, name in enumerate((*CONTROL, *MARKERS))}
+    (directory / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
+    (directory / "config.json").write_text(json.dumps({"model_type": "kimi_k25"}))
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": END}))
+    return directory
+
+
+def answer_ids(tokenizer: TiktokenTokenizer, text: str, ordinary: Sequence[Sequence[int]] = ()) -> list[int]:
+    """The token ids of a model's output, markers in it as their tokens."""
+    return tokenizer.encode_pieces(pieces_of(text, MARKERS, ordinary))
+
+
+@contextmanager
+def scripted_server(directory: Path, texts: Sequence[str], **server: Any) -> Iterator[ServerProcess]:
+    """A server that answers a request of seed ANSWER_SEED + i with the i-th of `texts`."""
+    model = write_model(directory / "model")
+    tokenizer = TiktokenTokenizer.load(model)
+    answers = [[*answer_ids(tokenizer, text), END] for text in texts]
+    (directory / "answers").write_text(json.dumps(answers))
+    engine = {"answers": str(directory / "answers"), "vocab_size": 512, "step_seconds": 0.0, "max_model_len": 65536}
+    process = ServerProcess(directory, model, engine=engine, server=server)
+    try:
+        yield process.wait_ready()
+    finally:
+        process.stop()
+    assert process.exit_code() == 0, process.log()
+    assert "Traceback" not in process.log(), process.log()
