@@ -16,7 +16,7 @@ from proa.chat.output.tools import DeclaredTools
 from proa.chat.replay import main
 
 CASES = sorted((Path(__file__).parent / "cases").glob("*.jsonl"))
-OTHERS = sorted(set(FAMILIES) - {"kimi_k2"})
+OTHERS = sorted(set(FAMILIES) - {"kimi_k2", "none"})
 WEATHER = {
     "type": "function",
     "function": {

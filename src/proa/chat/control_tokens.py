@@ -43,14 +43,18 @@ class ControlTokens:
         return self._aliases
 
     def mark(self, value: Any, *, assistant: bool = False) -> Any:
-        """`value` (text, or lists and dicts of it) with control token names marked. Dict keys stay as they are."""
+        """`value` (text, or lists and dicts of it) with control token names marked, keys too."""
         if isinstance(value, str):
             return self._mark_text(value, assistant=assistant)
         if isinstance(value, dict):
-            return {key: self.mark(item, assistant=assistant) for key, item in value.items()}
+            marked = {key: self.mark(item, assistant=assistant) for key, item in value.items()}
+            return {self._mark_key(key, assistant=assistant): item for key, item in marked.items()}
         if isinstance(value, list):
             return [self.mark(item, assistant=assistant) for item in value]
         return value
+
+    def _mark_key(self, key: Any, *, assistant: bool) -> Any:
+        return self._mark_text(key, assistant=assistant) if isinstance(key, str) else key
 
     def _mark_text(self, text: str, *, assistant: bool) -> str:
         scanner = self._special if assistant else self._names

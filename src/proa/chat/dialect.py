@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from proa.chat.answer_style import AnswerStyle
 from proa.chat.history import normalise_history
 from proa.chat.kimi_prompt import KimiStyle, PromptOptions, render_prompt
 from proa.chat.output.parser import OutputFamily, OutputParser, output_family
 from proa.chat.output.tools import DeclaredTools, parse_object
+from proa.chat.template_switches import TemplateSwitches, flag_of
 from proa.chat.templates import ChatTemplate
 from proa.chat.tiktoken_tokenizer import TiktokenTokenizer
-from proa.chat.tokenizer import Tokenizer
 from proa.core.errors import UserError
 
 __all__ = ["AnswerReading", "ChatPrompt", "ChatTurn", "Dialect", "KimiDialect", "TemplateDialect"]
@@ -26,7 +27,7 @@ class ChatTurn:
     """What a request asks for, whatever API it came through.
 
     messages: OpenAI messages. tools: OpenAI's; empty without. no_calls: `tool_choice` none.
-    thinking: whether to think before the answer; None: as the model does by default.
+    thinking: whether to think before the answer; None: as the model does by default. reasoning_effort: how much.
     continue_final_message: the last message is to be continued. variables: further variables of the chat template.
     """
 
@@ -34,6 +35,7 @@ class ChatTurn:
     tools: Sequence[Mapping[str, Any]] = ()
     no_calls: bool = False
     thinking: bool | None = None
+    reasoning_effort: str | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     variables: Mapping[str, Any] = field(default_factory=dict)
@@ -41,7 +43,10 @@ class ChatTurn:
 
 @dataclass(frozen=True, slots=True)
 class AnswerReading:
-    """How the answer to a prompt is read. `marker_ids`: token id -> name of the family's markers."""
+    """How the answer to a prompt is read.
+
+    marker_ids: token id -> name of the family's markers. spelled: the markers that come as text, having no token.
+    """
 
     family: OutputFamily
     marker_ids: Mapping[int, str]
@@ -49,11 +54,16 @@ class AnswerReading:
     in_reasoning: bool
     history_calls: int
     no_calls: bool
+    spelled: frozenset[str] = frozenset()
 
     def parser(self) -> OutputParser:
         """The parser of one answer."""
         return self.family.parser(
-            self.tools, in_reasoning=self.in_reasoning, history_calls=self.history_calls, no_calls=self.no_calls
+            self.tools,
+            in_reasoning=self.in_reasoning,
+            history_calls=self.history_calls,
+            no_calls=self.no_calls,
+            spelled=self.spelled,
         )
 
 
@@ -63,6 +73,13 @@ class ChatPrompt:
 
     token_ids: list[int]
     reading: AnswerReading | None = None
+
+
+class TemplateTokenizer(Protocol):
+    """What a template's prompt is tokenized with."""
+
+    def encode_rendered(self, text: str) -> list[int]: ...
+    def token_id(self, name: str) -> int | None: ...
 
 
 class Dialect(Protocol):
@@ -78,27 +95,68 @@ class Dialect(Protocol):
 
 
 class TemplateDialect:
-    """A checkpoint with a jinja template; its answers are text."""
+    """A checkpoint with a jinja template.
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+    Args:
+        style: how answers are read; None: they are text and nothing else.
+    """
+
+    def __init__(
+        self, tokenizer: TemplateTokenizer, template: ChatTemplate | None, style: AnswerStyle | None = None
+    ) -> None:
         self._tokenizer = tokenizer
         self._template = template
+        self._style = style
+        ids = {name: tokenizer.token_id(name) for name in style.family.markers} if style is not None else {}
+        self._marker_ids = {token_id: name for name, token_id in ids.items() if token_id is not None}
+        self._spelled = frozenset(name for name, token_id in ids.items() if token_id is None)
 
     def prompt(self, turn: ChatTurn, check_size: SizeCheck) -> ChatPrompt:
         """The prompt as the template writes it."""
-        if self._template is None:
+        template = self._template
+        if template is None:
             raise UserError("messages", "a model with a chat template", "one without", "use /v1/completions")
-        if turn.tools and not turn.no_calls:
+        has_tools = self._style is not None and self._style.has_calls and template.shows_tools
+        if turn.tools and not turn.no_calls and not has_tools:
             fix = 'remove it, or set tool_choice: "none"'
             raise UserError("tools", "a field this model has", "one it does not", fix, code="unsupported_parameter")
-        text = self._template.render(
-            [_with_parsed_arguments(message) for message in turn.messages],
+        switches = TemplateSwitches.of(turn, template.variables)
+        messages, history_calls = self._history(turn, template)
+        text = template.render(
+            messages,
             add_generation_prompt=turn.add_generation_prompt,
             continue_final_message=turn.continue_final_message,
-            variables=turn.variables,
+            tools=turn.tools if has_tools else (),
+            variables=switches.variables,
         )
+        if turn.add_generation_prompt:
+            text += switches.end_of_thinking(text)
         check_size(len(text))
-        return ChatPrompt(self._tokenizer.encode_rendered(text))
+        reading = None
+        if self._style is not None:
+            reading = AnswerReading(
+                family=self._style.family,
+                marker_ids=self._marker_ids,
+                tools=DeclaredTools(turn.tools),
+                in_reasoning=self._style.starts_in_reasoning(text, thinking=switches.thinking),
+                history_calls=history_calls,
+                no_calls=turn.no_calls,
+                spelled=self._spelled,
+            )
+        return ChatPrompt(self._tokenizer.encode_rendered(text), reading)
+
+    def _history(self, turn: ChatTurn, template: ChatTemplate) -> tuple[list[dict[str, Any]], int]:
+        """Messages for the template: results in the order of their calls, arguments as it wants them."""
+        if not any(message.get("tool_calls") or message["role"] == "tool" for message in turn.messages):
+            return turn.messages, 0
+        history = normalise_history(turn.messages)
+        messages = []
+        for message in history.messages:
+            if not message.get("reasoning_content", "x"):
+                # Where there is no such field, templates look for think tags in the content.
+                message = {key: value for key, value in message.items() if key != "reasoning_content"}  # noqa: PLW2901
+            messages.append(message if template.takes_text_arguments else _with_parsed_arguments(message))
+        return messages, history.next_index
 
 
 def _with_parsed_arguments(message: dict[str, Any]) -> dict[str, Any]:
@@ -134,7 +192,7 @@ class KimiDialect:
         thinking = self._thinking(turn)
         options = PromptOptions(
             thinking=thinking,
-            preserve_thinking=_flag(turn.variables, "preserve_thinking") or False,
+            preserve_thinking=flag_of(turn.variables, "preserve_thinking") or False,
             add_generation_prompt=turn.add_generation_prompt,
         )
         pieces = render_prompt(self._style, history.messages, turn.tools, options)
@@ -154,13 +212,6 @@ class KimiDialect:
             raise UserError("chat_template_kwargs", f"only {', '.join(self._VARIABLES)}", ", ".join(unknown))
         asked = turn.thinking
         for name in ("thinking", "enable_thinking"):
-            value = _flag(turn.variables, name)
+            value = flag_of(turn.variables, name)
             asked = value if value is not None else asked
         return asked is not False or self._style.always_preserves
-
-
-def _flag(variables: Mapping[str, Any], name: str) -> bool | None:
-    value = variables.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise UserError(f"chat_template_kwargs.{name}", "true or false", repr(value))
-    return value

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import jinja2.meta
 import msgspec
 
 from proa.chat.control_tokens import ControlTokens
@@ -110,7 +111,11 @@ class ChatTemplate:
             self._template = self._sandbox.from_string(source)
         except (jinja2.TemplateError, RecursionError) as error:
             raise CheckpointError("chat template", "a jinja2 template", str(error)) from error
+        # What the template reads of its context.
+        self.variables = frozenset(jinja2.meta.find_undeclared_variables(self._sandbox.parse(source))) - _RESERVED
+        self.shows_tools = "tools" in source
         self._renders_parts = self._probe_parts()
+        self.takes_text_arguments = not self._renders_call({}) and self._renders_call("{}")
 
     def render(
         self,
@@ -118,12 +123,15 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt with user text marked, for `Tokenizer.encode_rendered`.
 
         Args:
-            messages: OpenAI messages; content is text or a list of text parts.
+            messages: OpenAI messages; content is text or a list of text parts, arguments of calls are text with
+                `takes_text_arguments`, else objects.
+            tools: OpenAI's.
             continue_final_message: end the prompt inside the last message instead of after it.
             variables: further template variables of the request (`enable_thinking`).
 
@@ -138,16 +146,26 @@ class ChatTemplate:
             # Digits survive every filter, and the template's trimming shows as blanks missing before the tag.
             tag = "".join(secrets.choice("0123456789") for _ in range(40)) + " "
             _append_to_content(prepared[-1], tag)
-        text = self._render(prepared, add_generation_prompt=add_generation_prompt, variables=variables or {})
+        text = self._render(
+            prepared,
+            add_generation_prompt=add_generation_prompt,
+            tools=[self._control.mark(dict(tool)) for tool in tools],
+            variables=variables or {},
+        )
         return _cut_at_tag(text, tag) if tag else text
 
     def _render(
-        self, messages: list[dict[str, Any]], *, add_generation_prompt: bool, variables: Mapping[str, Any]
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        tools: list[Any] | None = None,
+        variables: Mapping[str, Any],
     ) -> str:
         budget = RenderBudget(seconds=self._seconds, steps=_STEPS, characters=self._max_characters)
         values = {
             **self._special_tokens,
-            "tools": None,
+            "tools": tools or None,
             "documents": None,
             **self._control.mark(dict(variables)),
             "messages": messages,
@@ -177,6 +195,19 @@ class ChatTemplate:
             logger.debug("the chat template takes no content parts: %s", error)
             return False
         return probe in text and f"'{probe}'" not in text and f'"{probe}"' not in text
+
+    def _renders_call(self, arguments: str | dict[str, Any]) -> bool:
+        """Whether the template renders a call with its arguments in this form."""
+        call = {"id": "0", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ]
+        try:
+            self._render(messages, add_generation_prompt=False, variables={})
+        except ProaError:
+            return False
+        return True
 
 
 def _append_to_content(message: dict[str, Any], tag: str) -> None:

@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from proa.chat.answer_style import REASONING_PARSERS
+from proa.chat.output.parser import ALIASES, FAMILIES
 from proa.core.errors import ConfigError
 from proa.engine.config import EngineConfig
 from proa.server.config import ServerConfig
@@ -72,6 +74,26 @@ FLAGS: tuple[Flag, ...] = (
         "File with a Jinja chat template.",
         unset="the checkpoint's own",
         sglang=("--chat-template",),
+    ),
+    Flag(
+        "--tool-call-parser",
+        "server",
+        "tool_call_parser",
+        str,
+        "How the model writes tool calls; none: there are none.",
+        choices=tuple(sorted({*FAMILIES, *ALIASES})),
+        unset="what the chat template writes",
+        sglang=("--tool-call-parser",),
+    ),
+    Flag(
+        "--reasoning-parser",
+        "server",
+        "reasoning_parser",
+        str,
+        "How the model's reasoning begins; none: it comes as content.",
+        choices=(*sorted(REASONING_PARSERS), "none"),
+        unset="what the chat template writes",
+        sglang=("--reasoning-parser",),
     ),
     Flag(
         "--max-queued-requests",

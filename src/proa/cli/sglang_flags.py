@@ -84,16 +84,6 @@ FOREIGN: tuple[ForeignFlag, ...] = (
     ForeignFlag(("--dtype",), 1, "activations are float32, weights stay as they are in the checkpoint"),
     ForeignFlag(("--quantization",), 1, _FORMAT),
     ForeignFlag(("--load-format",), 1, "checkpoints are safetensors, never pickles"),
-    ForeignFlag(
-        ("--reasoning-parser",),
-        1,
-        "the checkpoint decides: Kimi's reasoning is told apart, that of other models comes as content",
-    ),
-    ForeignFlag(
-        ("--tool-call-parser",),
-        1,
-        "the checkpoint decides: Kimi's tool calls are parsed, other models get no tools in this version",
-    ),
     ForeignFlag(("--tokenizer-path",), 1, "the tokenizer is read from the model directory"),
     ForeignFlag(("--schedule-policy",), 1, "requests are served in the order they came"),
     ForeignFlag(("--schedule-conservativeness",), 1, "a request starts when its KV blocks are there"),

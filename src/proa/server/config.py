@@ -18,6 +18,7 @@ class ServerConfig:
     model_path: directory with generation_config.json, tokenizer.json and the chat template (or Kimi's tiktoken.model).
     api_key: every route but /livez asks for it when set.
     served_model_name, aliases: names a request may give as `model`; the first one is reported.
+    tool_call_parser, reasoning_parser: names as in `proa.chat.answer_style`; None: what the chat template writes.
     sampling_defaults: "model" takes what generation_config.json says, "openai" OpenAI's defaults (all 1.0).
     max_queued_requests: sequences that may wait beyond those the engine runs; the next one gets 429.
     max_total_body_bytes: request bodies held in memory at one time, over all connections.
@@ -38,6 +39,8 @@ class ServerConfig:
     served_model_name: str | None = None
     aliases: tuple[str, ...] = ()
     chat_template: Path | None = None
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
     sampling_defaults: Literal["model", "openai"] = "model"
     max_queued_requests: int = 256
     max_body_bytes: int = 16 * _MIB

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from proa.chat.answer_style import choose_style, refuse_other_than_kimi
 from proa.chat.dialect import ChatPrompt, ChatTurn, Dialect, KimiDialect, TemplateDialect
 from proa.chat.kimi_prompt import kimi_style
 from proa.chat.templates import ChatTemplate, read_json, read_template_source, special_token_names
@@ -35,9 +36,17 @@ class Frontend:
     every method raises UnavailableError.
     """
 
-    def __init__(self, model_path: Path, template_override: Path | None) -> None:
+    def __init__(
+        self,
+        model_path: Path,
+        template_override: Path | None,
+        *,
+        tool_call_parser: str | None = None,
+        reasoning_parser: str | None = None,
+    ) -> None:
         self._model_path = model_path
         self._template_override = template_override
+        self._parsers = (tool_call_parser, reasoning_parser)
         self._executor = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="frontend")
         self._pending = 0
         self._tokenizer: Tokenizer | TiktokenTokenizer | None = None
@@ -71,13 +80,14 @@ class Frontend:
                 raise UnsupportedError(
                     "--chat-template", "none for a checkpoint with tiktoken.model", "one", "leave it out"
                 )
+            refuse_other_than_kimi(*self._parsers)
             tokenizer = TiktokenTokenizer.load(self._model_path)
             style = kimi_style(read_json(self._model_path / "config.json"), self._model_path.name, source or "")
             self._dialect = KimiDialect(tokenizer, style)
         else:
             tokenizer = Tokenizer.load(self._model_path, template=source or "")
             template = None if source is None else ChatTemplate(source, tokenizer.control, special_tokens=special)
-            self._dialect = TemplateDialect(tokenizer, template)
+            self._dialect = TemplateDialect(tokenizer, template, choose_style(source or "", *self._parsers))
         self.generation_config = read_json(self._model_path / "generation_config.json")
         self.eos_token_ids = _eos_token_ids(self.generation_config, tokenizer, special.get("eos_token"))
         self._longest_token_bytes = tokenizer.longest_token_bytes()

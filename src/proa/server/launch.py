@@ -111,7 +111,12 @@ class _ApiProcess:
         )
         self._client = EngineClient(self._engine.send, max_queued=config.max_queued_requests)
         self._client.on_stats = self._metrics.engine_stats
-        self._frontend = Frontend(config.model_path, config.chat_template)
+        self._frontend = Frontend(
+            config.model_path,
+            config.chat_template,
+            tool_call_parser=config.tool_call_parser,
+            reasoning_parser=config.reasoning_parser,
+        )
         self._services = Services(config, self._client, self._frontend, self._metrics)
         self._drain_task: asyncio.Task[None] | None = None
 

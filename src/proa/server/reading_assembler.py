@@ -85,7 +85,7 @@ class ReadingAssembler:
         if rest := self._detokenizer.finish():
             self._take(self._parser.push([(rest, False)]), delta)
         if not self.is_finished:
-            self._take(self._parser.finish(), delta)
+            self._take(self._parser.finish(is_cut=output.finish_reason != "stop"), delta)
         if self.is_finished:
             return
         self._add_content(self._stops.finish(), delta)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from proa.chat.output import (
@@ -17,11 +17,12 @@ from proa.chat.output import (
     qwen3_coder,
 )
 from proa.chat.output.events import Event, Piece
-from proa.chat.output.machine import CallMachine, OutputFormat
+from proa.chat.output.json_body import JsonBody
+from proa.chat.output.machine import THINK, THINK_END, CallMachine, OutputFormat
 from proa.chat.output.tools import DeclaredTools
 from proa.core.errors import CheckpointError, UnsupportedError
 
-__all__ = ["ALIASES", "FAMILIES", "OutputFamily", "OutputParser", "family_of", "output_family"]
+__all__ = ["ALIASES", "FAMILIES", "OutputFamily", "OutputParser", "output_family"]
 
 
 class OutputParser(Protocol):
@@ -80,7 +81,7 @@ def _kimi(tools: DeclaredTools, *, spelled: Collection[str] = (), **options: Any
     return kimi_k2.KimiK2Parser(tools, **options)
 
 
-def family_of(form: OutputFormat) -> OutputFamily:
+def _family(form: OutputFormat) -> OutputFamily:
     """The family that writes in a format of the table-driven machine."""
 
     def parser(tools: DeclaredTools, *, history_calls: int = 0, **options: Any) -> OutputParser:  # noqa: ARG001
@@ -90,16 +91,20 @@ def family_of(form: OutputFormat) -> OutputFamily:
     return OutputFamily((*form.tokens, *form.text_tokens), parser)
 
 
+_FORMATS: dict[str, OutputFormat] = {
+    "deepseek_v3": deepseek_v3.FORMAT,
+    "deepseek_v31": deepseek_v31.FORMAT,
+    "deepseek_v32": deepseek_v32.FORMAT,
+    "glm45": glm45.FORMAT,
+    "glm47": glm45.FORMAT,
+    "minimax_m2": minimax_m2.FORMAT,
+    "none": OutputFormat(tokens=(THINK, THINK_END), table={}, body=JsonBody),
+    "qwen3": qwen3.FORMAT,
+    "qwen3_coder": qwen3_coder.FORMAT,
+}
 FAMILIES: dict[str, OutputFamily] = {
     "kimi_k2": OutputFamily(kimi_k2.MARKERS, _kimi),
-    "deepseek_v3": family_of(deepseek_v3.FORMAT),
-    "deepseek_v31": family_of(deepseek_v31.FORMAT),
-    "deepseek_v32": family_of(deepseek_v32.FORMAT),
-    "glm45": family_of(glm45.FORMAT),
-    "glm47": family_of(glm45.FORMAT),
-    "minimax_m2": family_of(minimax_m2.FORMAT),
-    "qwen3": family_of(qwen3.FORMAT),
-    "qwen3_coder": family_of(qwen3_coder.FORMAT),
+    **{name: _family(form) for name, form in _FORMATS.items()},
 }
 
 # Other servers' names for the same.
@@ -116,8 +121,14 @@ ALIASES = {
 }
 
 
-def output_family(name: str) -> OutputFamily:
-    """The family `name`. UnsupportedError listing all of them for another name."""
-    if (family := FAMILIES.get(ALIASES.get(name, name))) is None:
+def output_family(name: str, *, has_reasoning: bool = True) -> OutputFamily:
+    """The family `name`; without `has_reasoning` think tags are content. UnsupportedError for another name."""
+    name = ALIASES.get(name, name)
+    if name not in FAMILIES:
         raise UnsupportedError("--tool-call-parser", f"one of {', '.join(sorted(FAMILIES))}", repr(name))
-    return family
+    if has_reasoning:
+        return FAMILIES[name]
+    if name not in _FORMATS:
+        raise UnsupportedError("--reasoning-parser", f"one beside --tool-call-parser {name}", "none", "leave it out")
+    form = _FORMATS[name]
+    return _family(replace(form, tokens=tuple(token for token in form.tokens if token not in {THINK, THINK_END})))
