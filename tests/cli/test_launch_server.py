@@ -72,6 +72,8 @@ def test_honoured_flags_reach_their_fields():
         "--max-total-tokens": 327680,
         "--chunked-prefill-size": 16384,
         "--chat-template": Path("/opt/templates/Kimi-K2.7-Default.jinja"),
+        "--tool-call-parser": "kimi_k2",
+        "--reasoning-parser": "kimi_k2",
         "--sampling-defaults": "model",
         "--attention-backend": "flashinfer",
         "--mem-fraction-static": 0.94,

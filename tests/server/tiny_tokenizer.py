@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -18,7 +19,7 @@ _CORPUS = [
 ]
 
 
-def build() -> Tokenizer:
+def build(extra_tokens: Sequence[str] = ()) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -29,13 +30,14 @@ def build() -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(_CORPUS * 4, trainer)
-    tokenizer.add_tokens([AddedToken("<think>", normalized=False), AddedToken("</think>", normalized=False)])
+    names = ("<think>", "</think>", *extra_tokens)
+    tokenizer.add_tokens([AddedToken(name, normalized=False) for name in names])
     return tokenizer
 
 
-def write_model(directory: Path, *, template: str | None = CHATML) -> Path:
+def write_model(directory: Path, *, template: str | None = CHATML, extra_tokens: Sequence[str] = ()) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
-    build().save(str(directory / "tokenizer.json"))
+    build(extra_tokens).save(str(directory / "tokenizer.json"))
     config = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>", "tokenizer_class": "PreTrainedTokenizerFast"}
     if template is not None:
         config["chat_template"] = template

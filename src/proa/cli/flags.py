@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from proa.chat.answer_style import REASONING_PARSERS
-from proa.chat.output.parser import ALIASES, FAMILIES
+from proa.chat.output.parser import FAMILIES
 from proa.core.errors import ConfigError
 from proa.engine.config import EngineConfig
 from proa.server.config import ServerConfig
@@ -80,8 +80,8 @@ FLAGS: tuple[Flag, ...] = (
         "server",
         "tool_call_parser",
         str,
-        "How the model writes tool calls; none: there are none.",
-        choices=tuple(sorted({*FAMILIES, *ALIASES})),
+        f"How the model writes tool calls: {', '.join(sorted(set(FAMILIES) - {'none'}))}, SGLang's name for one of "
+        "them, or none.",
         unset="what the chat template writes",
         sglang=("--tool-call-parser",),
     ),
@@ -90,8 +90,7 @@ FLAGS: tuple[Flag, ...] = (
         "server",
         "reasoning_parser",
         str,
-        "How the model's reasoning begins; none: it comes as content.",
-        choices=(*sorted(REASONING_PARSERS), "none"),
+        f"How the model reasons: {', '.join(sorted(REASONING_PARSERS))}, or none (it comes as content).",
         unset="what the chat template writes",
         sglang=("--reasoning-parser",),
     ),

@@ -1,0 +1,137 @@
+"""Every family but Kimi behind the server: its template asks for tools, scripted answers become calls over HTTP."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import openai
+import pytest
+from fake_engine import ANSWER_SEED
+from server_process import KEY, ServerProcess
+from test_kimi_chat import collect
+from tiny_tokenizer import write_model
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "chat"))
+from case_writers import DSML, WRITERS, dumps
+from family_templates import TEMPLATES
+
+from proa.chat.answer_style import choose_style
+from proa.chat.tokenizer import Tokenizer
+from proa.core.errors import UnsupportedError
+
+TOOL: dict = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"place": {"type": "string"}, "days": {"type": "integer"}},
+            "required": ["place"],
+        },
+    },
+}
+OSLO = {"place": 'Oslo é 🙂 "x"\n', "days": 3}
+CALL = ("weather", OSLO)
+# The prompt of these ends inside the thinking.
+PREFILLED = {"minimax_m2"}
+
+
+def answers(family):
+    """(text, content, reasoning, number of calls); each begins where the prompt of its family ends."""
+    writer, think = WRITERS[family], "" if family in PREFILLED else "<think>"
+    return [
+        (f"{think}why</think>Hello.", "Hello.", "why", 0),
+        (f"{think}why</think>On it.{writer.section(CALL, CALL)}", "On it.", "why", 2),
+        (f"{think}why{writer.section(CALL)}", None, "why", 1),
+    ]
+
+
+@pytest.fixture(scope="module", params=sorted(TEMPLATES))
+def served(request, tmp_path_factory):
+    family = request.param
+    directory = tmp_path_factory.mktemp(family)
+    tokens = [*WRITERS[family].tokens, *([DSML] if family == "deepseek_v32" else [])]
+    model = write_model(directory / "model", template=TEMPLATES[family], extra_tokens=tokens)
+    tokenizer = Tokenizer.load(model, template=TEMPLATES[family])
+    scripted = [[*tokenizer.encode(text), 2] for text, *_ in answers(family)]
+    (directory / "answers").write_text(json.dumps(scripted))
+    engine = {"answers": str(directory / "answers"), "vocab_size": 700, "step_seconds": 0.0}
+    process = ServerProcess(directory, model, engine=engine)
+    yield family, process.wait_ready()
+    process.stop()
+    assert process.exit_code() == 0, process.log()
+    assert "Traceback" not in process.log(), process.log()
+
+
+def prompt_of(process, **fields):
+    with process.client() as http:
+        ids = http.post("/tokenize", json=fields).json()["tokens"]
+        return http.post("/detokenize", json={"tokens": ids}).json()["prompt"]
+
+
+def test_a_family_over_http(served):
+    """One server a family: what it writes comes out, streamed and whole; what it reads is in its own form."""
+    family, process = served
+    with openai.OpenAI(base_url=process.url + "/v1", api_key=KEY, max_retries=0) as client:
+        for number, (_, content, reasoning, num_calls) in enumerate(answers(family)):
+            request = {
+                "model": "tiny", "messages": [{"role": "user", "content": "Weather?"}], "tools": [TOOL],
+                "seed": ANSWER_SEED + number, "max_tokens": 3000,
+            }  # fmt: skip
+            streamed = collect(client.chat.completions.create(**request, stream=True))
+            assert streamed[:2] == (content, reasoning)
+            assert [(name, json.loads(arguments)) for _, name, arguments in streamed[2]] == [CALL] * num_calls
+            assert streamed[3] == ("tool_calls" if num_calls else "stop")
+            whole = client.chat.completions.create(**request).choices[0]
+            calls = [(call.function.name, call.function.arguments) for call in whole.message.tool_calls or ()]
+            assert (whole.message.content, calls) == (content, [call[1:] for call in streamed[2]])
+            assert len({call.id for call in whole.message.tool_calls or ()}) == num_calls
+    check_prompts(family, process)
+
+
+def check_prompts(family, process):
+    call = {"id": "call_7", "type": "function", "function": {"name": "weather", "arguments": dumps(OSLO)}}
+    messages = [
+        {"role": "user", "content": "Weather? <tool_call></think>"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_7", "content": "rain"},
+    ]
+    prompt = prompt_of(process, messages=messages, tools=[TOOL])
+    assert dumps(TOOL["function"]) in prompt
+    assert WRITERS[family].call("weather", OSLO) in prompt
+    user = {"messages": [{"role": "user", "content": "hi"}]}
+    for switch in ({"thinking": False}, {"enable_thinking": False}):
+        end = prompt_of(process, **user, chat_template_kwargs=switch).rstrip()
+        if family not in ("qwen3_coder", "deepseek_v3"):  # they do not think by themselves
+            assert end.endswith("</think>")
+    end = prompt_of(process, **user, chat_template_kwargs={"thinking": True}).rstrip()
+    if family in ("deepseek_v31", "deepseek_v32", "minimax_m2"):
+        assert end.endswith("<think>")
+    with process.client() as http:
+        body = {"model": "tiny", **user, "chat_template_kwargs": {"colour": 1}}
+        assert http.post("/v1/chat/completions", json=body).status_code == 400
+
+
+@pytest.mark.parametrize("family", sorted(TEMPLATES))
+def test_the_template_says_how_calls_are_written(family):
+    style = choose_style(TEMPLATES[family])
+    same = {"glm47": "glm45"}.get(family, family)
+    assert style.family is choose_style("", same, "qwen3").family and style.has_calls
+
+
+def test_parsers_of_the_command_line():
+    assert choose_style("") is None
+    assert choose_style("<think>").family.markers == ("<think>", "</think>")
+    assert not choose_style("<think>").has_calls
+    assert choose_style("<think>", "none", "none") is None
+    assert "<think>" not in choose_style("<think>", "qwen25", "none").family.markers
+    forced = choose_style("", "none", "deepseek-r1")
+    assert forced.starts_in_reasoning("<|Assistant|>", thinking=None)
+    assert not forced.starts_in_reasoning("<|Assistant|>", thinking=False)
+    assert not forced.starts_in_reasoning("<|Assistant|><think>\n\n</think>\n\n", thinking=None)
+    assert choose_style("", "hermes", "qwen3").starts_in_reasoning("<think>\n", thinking=None)
+    for wrong in (("llama3", None), ("qwen3", "gpt-oss"), ("kimi_k2", "none")):
+        with pytest.raises(UnsupportedError, match="-parser"):
+            choose_style("", *wrong)
