@@ -68,10 +68,10 @@ class BoundWorker {
   }
 
   int add(nb::object layer, nb::object x, nb::object ids, nb::object weights, nb::object out,
-          bool accumulate) {
+          nb::object tokens, bool accumulate) {
     constexpr const char* kName = "StreamWorker.add";
     auto job = std::make_unique<Job>(kName, std::move(layer), std::move(x), std::move(ids),
-                                     std::move(weights), std::move(out), accumulate);
+                                     std::move(weights), std::move(out), std::move(tokens), accumulate);
     const int number = worker_->add(&moe::ExpertJob::run_job, &job->job);
     if (number < 0) refuse(kName, "at most max_jobs jobs", "one more");
     jobs_.push_back(std::move(job));
@@ -106,16 +106,19 @@ class BoundWorker {
  private:
   struct Job {
     Job(const char* function, nb::object layer_object, nb::object x, nb::object ids, nb::object weights,
-        nb::object out, bool accumulate)
+        nb::object out, nb::object tokens_object, bool accumulate)
         : layer(expert_layer_of(function, layer_object)),
           batch(function, layer, x, ids, weights, out, accumulate),
-          job(layer, batch.batch()),
-          keep{std::move(layer_object), std::move(x), std::move(ids), std::move(weights), std::move(out)} {}
+          tokens(function, "tokens", tokens_object, Access::kRead),
+          job(layer, batch.batch(), tokens.expect(DType::kI32, {1}).data<const int32_t>()),
+          keep{std::move(layer_object), std::move(x),   std::move(ids),
+               std::move(weights),      std::move(out), std::move(tokens_object)} {}
 
     moe::ExpertLayer& layer;
     BoundBatch batch;
+    Array tokens;
     moe::ExpertJob job;
-    nb::object keep[5];
+    nb::object keep[6];
   };
 
   void check(const char* function, int job) const {
@@ -169,10 +172,11 @@ void init_cuda(nb::module_& m) {
            "cpu: where the thread runs, that of worker 0 of the pool; -1: anywhere. hand_over: 'memory' "
            "(stream "
            "memory operations, polled by the thread) or 'host_function'.")
-      .def("add", &BoundWorker::add, "layer"_a, "x"_a, "ids"_a, "weights"_a, "out"_a, "accumulate"_a = false,
-           "The number of a job that is ExpertLayer.forward of these arrays, which the device writes and "
-           "reads "
-           "at their addresses.")
+      .def("add", &BoundWorker::add, "layer"_a, "x"_a, "ids"_a, "weights"_a, "out"_a, "tokens"_a,
+           "accumulate"_a = false,
+           "The number of a job that is ExpertLayer.forward of the first tokens[0] rows of these arrays, "
+           "which "
+           "the device writes and reads at their addresses. tokens int32 [1].")
       .def("submit", &BoundWorker::submit, "stream"_a, "job"_a)
       .def("wait", &BoundWorker::wait, "stream"_a, "job"_a)
       .def(

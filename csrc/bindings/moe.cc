@@ -1,8 +1,10 @@
 // ExpertLayer and route.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <cmath>
 #include <limits>
@@ -10,6 +12,7 @@
 #include <optional>
 #include <stdexcept>
 #include <utility>
+#include <vector>
 
 #include "bindings/array.h"
 #include "bindings/expert_layer.h"
@@ -102,6 +105,54 @@ class BoundExpertLayer {
     layer_->load(expert, gate_weight, up_weight, down_weight, biases);
   }
 
+  void reserve(int64_t expert) {
+    check_expert("ExpertLayer.reserve", expert);
+    nb::gil_scoped_release release;
+    layer_->reserve(expert);
+  }
+
+  void commit(int64_t expert) {
+    check_slot("ExpertLayer.commit", expert);
+    layer_->commit(expert);
+  }
+
+  void drop(int64_t expert) {
+    check_expert("ExpertLayer.drop", expert);
+    nb::gil_scoped_release release;
+    layer_->drop(expert);
+  }
+
+  void release_memory() {
+    nb::gil_scoped_release release;
+    layer_->release_memory();
+  }
+
+  std::vector<std::pair<uintptr_t, size_t>> blocks(int64_t expert) const {
+    check_slot("ExpertLayer.blocks", expert);
+    const moe::ExpertWeights& weights = layer_->weights();
+    std::vector<std::pair<uintptr_t, size_t>> blocks;
+    const auto add = [&](const moe::ExpertWeights::Linear& linear, format::WeightFormat format) {
+      const auto bytes = static_cast<size_t>(format::packed_bytes(format, linear.shape));
+      const auto start = reinterpret_cast<uintptr_t>(linear.data);
+      if (!blocks.empty() && blocks.back().first + blocks.back().second == start)
+        blocks.back().second += bytes;
+      else if (bytes > 0)
+        blocks.emplace_back(start, bytes);
+    };
+    const int nodes = workspace_->threads->num_nodes();
+    for (int node = 0; node < nodes; ++node) add(weights.gate(node, expert), config().gate_up_kernel->weight);
+    for (int node = 0; node < nodes; ++node) add(weights.up(node, expert), config().gate_up_kernel->weight);
+    for (int node = 0; node < nodes; ++node) add(weights.down(node, expert), config().down_kernel->weight);
+    return blocks;
+  }
+
+  std::vector<std::pair<uintptr_t, size_t>> used_memory() const {
+    std::vector<std::pair<uintptr_t, size_t>> ranges;
+    for (const std::span<std::byte> range : layer_->weights().used_memory())
+      ranges.emplace_back(reinterpret_cast<uintptr_t>(range.data()), range.size());
+    return ranges;
+  }
+
   bool is_loaded(int64_t expert) const {
     check_expert("ExpertLayer.is_loaded", expert);
     return layer_->is_loaded(expert);
@@ -119,6 +170,12 @@ class BoundExpertLayer {
   void check_expert(const char* function, int64_t expert) const {
     if (expert < 0 || expert >= config().num_experts)
       refuse(function, "expert in 0 .. " + std::to_string(config().num_experts - 1), std::to_string(expert));
+  }
+
+  void check_slot(const char* function, int64_t expert) const {
+    check_expert(function, expert);
+    if (!layer_->weights().has_slot(expert))
+      refuse(function, "an expert that is loaded or reserved", std::to_string(expert));
   }
 
   static void check_linear(const char* argument, const RawLinear& linear, format::WeightFormat format,
@@ -248,6 +305,19 @@ void init_moe(nb::module_& m) {
            "hidden]; ids "
            "int32 [T, k], -1 skips the slot; weights float32 [T, k].")
       .def("is_loaded", &BoundExpertLayer::is_loaded, "expert"_a)
+      .def("blocks", &BoundExpertLayer::blocks, "expert"_a,
+           "(address, bytes) of its packed bytes: together, in this order, gate, up and down as PackedWeight "
+           "packs "
+           "them. One block on machines with one NUMA node.")
+      .def("reserve", &BoundExpertLayer::reserve, "expert"_a,
+           "Takes memory for an expert whose blocks the caller writes before `commit`.")
+      .def("commit", &BoundExpertLayer::commit, "expert"_a)
+      .def("drop", &BoundExpertLayer::drop, "expert"_a,
+           "Forgets an expert; no forward may name it. Its memory is kept for the next expert that comes.")
+      .def("release_memory", &BoundExpertLayer::release_memory,
+           "Gives the memory of dropped experts back to the system; none of it may be pinned.")
+      .def_prop_ro("used_memory", &BoundExpertLayer::used_memory,
+                   "(address, bytes) of whole pages that hold the experts.")
       .def_prop_ro("num_experts", [](const BoundExpertLayer& l) { return l.config().num_experts; })
       .def_prop_ro("nbytes", [](const BoundExpertLayer& l) { return l.layer().weight_bytes(); })
       .def_prop_ro("bytes_per_expert", [](const BoundExpertLayer& l) { return l.layer().bytes_per_expert(); })

@@ -14,12 +14,20 @@ namespace proa::moe {
 class ExpertJob {
  public:
   // `layer` must outlive the job. Throws std::bad_alloc.
-  ExpertJob(ExpertLayer& layer, const ExpertLayer::Batch& batch)
-      : layer_(layer), batch_(batch), ids_(static_cast<size_t>(batch.num_tokens * batch.top_k)) {}
+  ExpertJob(ExpertLayer& layer, const ExpertLayer::Batch& batch, const int32_t* tokens)
+      : layer_(layer),
+        batch_(batch),
+        tokens_(tokens),
+        ids_(static_cast<size_t>(batch.num_tokens * batch.top_k)) {}
 
   void run() noexcept {
     ExpertLayer::Batch batch = batch_;
-    batch.ids = checked_ids();
+    batch.num_tokens = *tokens_;
+    if (batch.num_tokens < 0 || batch.num_tokens > batch_.num_tokens) {
+      faults_.fetch_add(1, std::memory_order_relaxed);
+      return;
+    }
+    batch.ids = checked_ids(static_cast<size_t>(batch.num_tokens * batch.top_k));
     layer_.forward(batch);
   }
   // As runtime::StreamWorker::Job.
@@ -28,8 +36,8 @@ class ExpertJob {
   int64_t faults() const noexcept { return faults_.load(std::memory_order_relaxed); }
 
  private:
-  const int32_t* checked_ids() noexcept {
-    for (size_t i = 0; i < ids_.size(); ++i) {
+  const int32_t* checked_ids(size_t count) noexcept {
+    for (size_t i = 0; i < count; ++i) {
       const int32_t id = batch_.ids[i];
       const bool usable = id >= 0 && id < layer_.config().num_experts && layer_.is_loaded(id);
       if (!usable && id != -1) faults_.fetch_add(1, std::memory_order_relaxed);
@@ -40,6 +48,7 @@ class ExpertJob {
 
   ExpertLayer& layer_;
   ExpertLayer::Batch batch_;
+  const int32_t* tokens_;
   std::vector<int32_t> ids_;
   std::atomic<int64_t> faults_{0};
 };

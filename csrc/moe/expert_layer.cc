@@ -89,7 +89,23 @@ void ExpertLayer::load(int64_t expert, const format::RawWeight& gate, const form
     copy(biases.up, config_.intermediate);
     copy(biases.down, config_.hidden);
   }
-  loaded_[static_cast<size_t>(expert)] = 1;
+  set_loaded(expert, true);
+}
+
+void ExpertLayer::reserve(int64_t expert) noexcept {
+  const auto lock = workspace_.exclude();
+  weights_.take_slot(expert);
+}
+
+void ExpertLayer::drop(int64_t expert) noexcept {
+  const auto lock = workspace_.exclude();
+  set_loaded(expert, false);
+  weights_.free_slot(expert);
+}
+
+void ExpertLayer::release_memory() noexcept {
+  const auto lock = workspace_.exclude();
+  weights_.release_free_slots();
 }
 
 void ExpertLayer::forward(const Batch& batch) noexcept {

@@ -47,7 +47,21 @@ class ExpertLayer {
   // may be loaded again. Biases are read when the config has them.
   void load(int64_t expert, const format::RawWeight& gate, const format::RawWeight& up,
             const format::RawWeight& down, const ExpertBiases& biases = {}) noexcept;
-  bool is_loaded(int64_t expert) const noexcept { return loaded_[static_cast<size_t>(expert)] != 0; }
+  bool is_loaded(int64_t expert) const noexcept {
+    return loaded_[static_cast<size_t>(expert)].load(std::memory_order_relaxed) != 0;
+  }
+
+  // An expert may leave for another memory and come back as it was: the bytes of its linears are the packed
+  // ones, on each node a slice of their rows. No forward that names the expert may be on its way.
+  //
+  // Takes memory for an expert whose bytes the caller will write, all of weights().gate, up and down.
+  void reserve(int64_t expert) noexcept;
+  // All bytes are there.
+  void commit(int64_t expert) noexcept { set_loaded(expert, true); }
+  // Forgets an expert. Its memory is kept for the next one that comes, or given back by release_memory().
+  void drop(int64_t expert) noexcept;
+  void release_memory() noexcept;
+  const ExpertWeights& weights() const noexcept { return weights_; }
 
   // x, out [num_tokens, hidden]; ids, weights [num_tokens, top_k]. Every id is -1 or a loaded expert;
   // num_tokens <= max_tokens of the workspace and top_k <= max_top_k. One forward at a time in all layers of
@@ -75,6 +89,10 @@ class ExpertLayer {
 
  private:
   using Lease = ExpertWorkspace::Lease;
+
+  void set_loaded(int64_t expert, bool loaded) noexcept {
+    loaded_[static_cast<size_t>(expert)].store(loaded ? 1 : 0, std::memory_order_relaxed);
+  }
 
   float* gate_bias_of(int64_t expert) noexcept {
     return biases_.data() + expert * (2 * config_.intermediate + config_.hidden);
@@ -108,7 +126,7 @@ class ExpertLayer {
   int64_t intermediate_row_bytes_ = 0;  // of one pair
   ScratchSize scratch_size_;
   std::vector<float> biases_;  // per expert: gate | up | down; empty without biases
-  std::vector<uint8_t> loaded_;
+  std::vector<std::atomic<uint8_t>> loaded_;
   std::atomic<int64_t> bytes_read_{0}, nanoseconds_{0};
 };
 

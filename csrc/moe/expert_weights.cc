@@ -1,5 +1,7 @@
 #include "moe/expert_weights.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <array>
 #include <numeric>
@@ -14,6 +16,8 @@ using format::kPanelRows;
 
 // Packed by one work item.
 constexpr int64_t kPanelsPerItem = 4;
+// Pinning and releasing go by pages.
+constexpr int64_t kPageBytes = 4096;
 
 std::vector<int> threads_per_node(const runtime::ThreadPool& pool) {
   std::vector<int> threads;
@@ -39,7 +43,9 @@ std::vector<RowSlice> slice_rows(int64_t rows, int64_t step, std::span<const int
 
 ExpertWeights::ExpertWeights(const runtime::ThreadPool& pool, const ExpertShape& shape, int64_t gate_up_step,
                              int64_t down_step)
-    : shape_(shape) {
+    : shape_(shape),
+      slots_(static_cast<size_t>(shape.num_experts), -1),
+      is_used_(static_cast<size_t>(shape.num_experts), 0) {
   const std::vector<int> threads = threads_per_node(pool);
   const auto gate_up = slice_rows(shape.intermediate, gate_up_step, threads);
   const auto down = slice_rows(shape.hidden, down_step, threads);
@@ -52,7 +58,8 @@ ExpertWeights::ExpertWeights(const runtime::ThreadPool& pool, const ExpertShape&
       node.expert_bytes +=
           format::packed_bytes(format(l), {node.rows[l].count, l == 2 ? shape.intermediate : shape.hidden});
     }
-    const auto bytes = static_cast<size_t>(shape.num_experts * node.expert_bytes);
+    node.slot_bytes = ceil_div(node.expert_bytes, kPageBytes) * kPageBytes;
+    const auto bytes = static_cast<size_t>(shape.num_experts * node.slot_bytes);
     node.arena = base::Arena(bytes, threads.size() > 1 ? pool.system_node(static_cast<int>(i)) : -1);
     node.bytes = node.arena.take<std::byte>(bytes);
     expert_bytes_ += node.expert_bytes;
@@ -60,8 +67,48 @@ ExpertWeights::ExpertWeights(const runtime::ThreadPool& pool, const ExpertShape&
   }
 }
 
+void ExpertWeights::take_slot(int64_t expert) noexcept {
+  int32_t& slot = slots_[static_cast<size_t>(expert)];
+  if (slot >= 0) return;
+  slot = static_cast<int32_t>(std::find(is_used_.begin(), is_used_.end(), 0) - is_used_.begin());
+  is_used_[static_cast<size_t>(slot)] = 1;
+  ++num_used_;
+}
+
+void ExpertWeights::free_slot(int64_t expert) noexcept {
+  int32_t& slot = slots_[static_cast<size_t>(expert)];
+  if (slot < 0) return;
+  is_used_[static_cast<size_t>(slot)] = 0;
+  slot = -1;
+  --num_used_;
+}
+
+void ExpertWeights::release_free_slots() noexcept {
+  for (const Node& node : nodes_)
+    for (size_t i = 0; i < is_used_.size(); ++i)
+      if (is_used_[i] == 0 && node.slot_bytes > 0)
+        madvise(node.slot(static_cast<int64_t>(i)), static_cast<size_t>(node.slot_bytes), MADV_DONTNEED);
+}
+
+std::vector<std::span<std::byte>> ExpertWeights::used_memory() const {
+  std::vector<std::span<std::byte>> ranges;
+  for (const Node& node : nodes_) {
+    const auto slot_bytes = static_cast<size_t>(node.slot_bytes);
+    for (size_t i = 0; i < is_used_.size() && slot_bytes > 0; ++i) {
+      if (is_used_[i] == 0) continue;
+      std::byte* slot = node.slot(static_cast<int64_t>(i));
+      if (i > 0 && is_used_[i - 1] != 0)
+        ranges.back() = {ranges.back().data(), ranges.back().size() + slot_bytes};
+      else
+        ranges.push_back({slot, slot_bytes});
+    }
+  }
+  return ranges;
+}
+
 void ExpertWeights::load(runtime::ThreadPool& pool, int64_t expert,
                          const format::RawWeight* const (&raw)[3]) noexcept {
+  take_slot(expert);
   const auto items = [&](int node, int l) {
     return ceil_div(linear(node, expert, l).shape.panels(), kPanelsPerItem);
   };
@@ -73,7 +120,7 @@ void ExpertWeights::load(runtime::ThreadPool& pool, int64_t expert,
     for (int64_t n; item >= (n = items(node, l)); ++l) item -= n;
     Node& place = nodes_[static_cast<size_t>(node)];
     const int64_t panel_bytes = format::panel_bytes(format(l), raw[l]->shape.in_features);
-    std::byte* first = place.bytes.data() + expert * place.expert_bytes + place.offset[l];
+    std::byte* first = place.slot(slots_[static_cast<size_t>(expert)]) + place.offset[l];
     const int64_t end = std::min((item + 1) * kPanelsPerItem, linear(node, expert, l).shape.panels());
     for (int64_t p = item * kPanelsPerItem; p < end; ++p)
       format::format_info(format(l)).pack_panel(*raw[l], place.rows[l].first / kPanelRows + p,

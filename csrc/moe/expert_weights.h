@@ -30,6 +30,9 @@ struct ExpertShape {
   format::WeightFormat down{};
 };
 
+// An expert in memory has a slot, the same on every node; slots are taken from the lowest on. Those that were
+// never used or were released take no memory.
+//
 // Each node of the pool owns a slice of the rows of every gate and up [intermediate, hidden] and one of every
 // down [hidden, intermediate], as large as its share of the threads. As panels stand for themselves, a slice
 // is a packed linear of its own.
@@ -40,7 +43,15 @@ class ExpertWeights {
   ExpertWeights(const runtime::ThreadPool& pool, const ExpertShape& shape, int64_t gate_up_step,
                 int64_t down_step);
 
-  // A slice of one linear.
+  bool has_slot(int64_t expert) const noexcept { return slots_[static_cast<size_t>(expert)] >= 0; }
+  // The lowest free one, unless it has one.
+  void take_slot(int64_t expert) noexcept;
+  // Its bytes stay where they are until the slot is taken again or released.
+  void free_slot(int64_t expert) noexcept;
+  // Gives the memory of free slots back to the system; it must not be pinned.
+  void release_free_slots() noexcept;
+
+  // A slice of one linear. The expert has a slot.
   struct Linear {
     const std::byte* data;
     format::Shape shape;  // of the slice
@@ -51,12 +62,16 @@ class ExpertWeights {
   const RowSlice& gate_up_rows(int node) const noexcept { return nodes_[static_cast<size_t>(node)].rows[0]; }
   const RowSlice& down_rows(int node) const noexcept { return nodes_[static_cast<size_t>(node)].rows[2]; }
 
-  // Packs gate, up and down, in that order, on the threads of the nodes they go to. `pool` is that of the
-  // constructor.
+  // Takes a slot and packs gate, up and down, in that order, on the threads of the nodes they go to. `pool`
+  // is that of the constructor.
   void load(runtime::ThreadPool& pool, int64_t expert, const format::RawWeight* const (&raw)[3]) noexcept;
 
   int64_t expert_bytes() const noexcept { return expert_bytes_; }
-  int64_t bytes() const noexcept { return expert_bytes_ * shape_.num_experts; }
+  // Of the experts that have a slot.
+  int64_t bytes() const noexcept { return expert_bytes_ * num_used_; }
+
+  // Whole pages with the slots that are taken, as few ranges as cover no others.
+  std::vector<std::span<std::byte>> used_memory() const;
 
  private:
   static constexpr int kLinears = 3;  // gate | up | down of an expert follow each other
@@ -65,19 +80,25 @@ class ExpertWeights {
     base::Arena arena;
     std::span<std::byte> bytes;
     int64_t expert_bytes = 0;
+    int64_t slot_bytes = 0;  // whole pages
     RowSlice rows[kLinears];
     int64_t offset[kLinears] = {};  // within an expert
+
+    std::byte* slot(int64_t i) const noexcept { return bytes.data() + i * slot_bytes; }
   };
 
   Linear linear(int node, int64_t expert, int i) const noexcept {
     const Node& n = nodes_[static_cast<size_t>(node)];
-    return {n.bytes.data() + expert * n.expert_bytes + n.offset[i],
+    return {n.slot(slots_[static_cast<size_t>(expert)]) + n.offset[i],
             {n.rows[i].count, i == 2 ? shape_.intermediate : shape_.hidden}};
   }
   format::WeightFormat format(int i) const noexcept { return i == 2 ? shape_.down : shape_.gate_up; }
 
   ExpertShape shape_;
   int64_t expert_bytes_ = 0;
+  int64_t num_used_ = 0;
+  std::vector<int32_t> slots_;    // of each expert; -1: none
+  std::vector<uint8_t> is_used_;  // of each slot
   std::vector<Node> nodes_;
 };
 

@@ -67,6 +67,9 @@ class ExpertWorkspace {
     std::lock_guard<std::mutex> lock_;
   };
 
+  // Waits for a forward that runs and keeps others from starting.
+  std::unique_lock<std::mutex> exclude() noexcept { return std::unique_lock(busy_); }
+
   runtime::ThreadPool& pool() const noexcept { return pool_; }
   int64_t max_tokens() const noexcept { return max_tokens_; }
   // Address space; pages become resident when a batch first reaches them.

@@ -1,5 +1,7 @@
 // A CUDA driver for machines without one: streams do what they are told at once, on the caller's thread, and
 // device memory is host memory. Built as a shared library by the tests that need it.
+#include <sched.h>
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -53,8 +55,7 @@ int cuStreamWriteValue32_v2(void*, uint64_t address, uint32_t value, unsigned) {
   return 0;
 }
 int cuStreamWaitValue32_v2(void*, uint64_t address, uint32_t value, unsigned) {
-  while (word_at(address).load(std::memory_order_acquire) != value) {
-  }
+  while (word_at(address).load(std::memory_order_acquire) != value) sched_yield();
   return 0;
 }
 int cuMemcpyHtoDAsync_v2(uint64_t dst, const void* src, size_t bytes, void*) {

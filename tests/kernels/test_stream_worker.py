@@ -29,7 +29,7 @@ def worker(request, driver, pool):
 def arrays(tokens, rng):
     ids = np.stack([rng.permutation(6)[:TOP_K] for _ in range(tokens)]).astype(np.int32)
     x, weights = rng.standard_normal((tokens, HIDDEN), np.float32), rng.random((tokens, TOP_K), np.float32)
-    return x, ids, weights, np.zeros((tokens, HIDDEN), np.float32)
+    return x, ids, weights, np.zeros((tokens, HIDDEN), np.float32), np.array([tokens], np.int32)
 
 
 def test_a_job_is_a_forward_whatever_is_in_its_arrays(worker, pool):
@@ -55,8 +55,8 @@ def test_a_job_is_a_forward_whatever_is_in_its_arrays(worker, pool):
 def test_ids_that_are_not_loaded_are_counted_and_add_nothing(worker, pool):
     rng = np.random.default_rng(1)
     layer = Experts.make("bf16").load(pool)
-    x, ids, weights, out = arrays(2, rng)
-    job = worker.add(layer, x, ids, weights, out)
+    x, ids, weights, out, tokens = arrays(2, rng)
+    job = worker.add(layer, x, ids, weights, out, tokens)
     ids[0, 0], ids[1, 1], ids[1, 2] = 6, -7, -1
     worker.submit(STREAM, job)
     worker.wait(STREAM, job)
@@ -68,12 +68,28 @@ def test_ids_that_are_not_loaded_are_counted_and_add_nothing(worker, pool):
     assert np.array_equal(out, expected)
 
 
+def test_a_job_takes_as_many_rows_as_it_is_told(worker, pool):
+    rng = np.random.default_rng(4)
+    layer = Experts.make("int4_g32").load(pool)
+    x, ids, weights, out, tokens = arrays(4, rng)
+    worker.add(layer, x, ids, weights, out, tokens)
+    expected = np.empty_like(out)
+    layer.forward(x, ids, weights, expected)
+    for count, faults in ((3, 0), (0, 0), (4, 0), (5, 1), (-1, 2)):
+        tokens[0], out[:] = count, 7
+        worker.submit(STREAM, 0)
+        worker.wait(STREAM, 0)
+        valid = count if 0 <= count <= 4 else 0
+        assert np.array_equal(out[:valid], expected[:valid]) and (out[valid:] == 7).all()
+        assert worker.faults == faults
+
+
 def test_accumulating_jobs_add_to_what_is_there(worker, pool):
     rng = np.random.default_rng(2)
     layer = Experts.make("bf16").load(pool)
-    x, ids, weights, out = arrays(3, rng)
+    x, ids, weights, out, tokens = arrays(3, rng)
     out[:] = 1
-    worker.submit(STREAM, worker.add(layer, x, ids, weights, out, accumulate=True))
+    worker.submit(STREAM, worker.add(layer, x, ids, weights, out, tokens, accumulate=True))
     worker.wait(STREAM, 0)
     expected = np.ones_like(out)
     layer.forward(x, ids, weights, expected, True)
@@ -82,17 +98,17 @@ def test_accumulating_jobs_add_to_what_is_there(worker, pool):
 
 def test_misuse_is_refused(worker, driver, pool):
     layer = Experts.make("bf16").load(pool)
-    x, ids, weights, out = arrays(1, np.random.default_rng(3))
+    x, ids, weights, out, tokens = arrays(1, np.random.default_rng(3))
     with pytest.raises(TypeError, match="ExpertLayer"):
-        worker.add(object(), x, ids, weights, out)
+        worker.add(object(), x, ids, weights, out, tokens)
     with pytest.raises(ValueError, match="x"):
-        worker.add(layer, x[:, :8], ids, weights, out)
+        worker.add(layer, x[:, :8], ids, weights, out, tokens)
     with pytest.raises(ValueError, match="number of a job"):
         worker.submit(STREAM, 0)
     for _ in range(4):
-        worker.add(layer, x, ids, weights, out)
+        worker.add(layer, x, ids, weights, out, tokens)
     with pytest.raises(ValueError, match="max_jobs"):
-        worker.add(layer, x, ids, weights, out)
+        worker.add(layer, x, ids, weights, out, tokens)
     with pytest.raises(ValueError, match="hand_over"):
         _C.StreamWorker(driver, pool, hand_over="telepathy")
     with pytest.raises(ValueError, match="max_jobs"):

@@ -1,0 +1,70 @@
+"""Hidden states and routing of a few tokens to memory that CPU experts read, in one launch."""
+
+from __future__ import annotations
+
+import torch
+
+from proa.kernels.triton_import import jit, next_power_of_2, tl
+
+__all__ = ["hand_over"]
+
+_BLOCK = 2048
+
+
+def hand_over(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    table: torch.Tensor,
+    host: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+) -> None:
+    """Writes `host`: x float32 `[T, H]`, ids int32 `[T, k]`, weights float32 `[T, k]`, number of tokens int32 `[1]`.
+
+    x: float32 or bf16 `[T, H]`, rows strided; ids: int32 and weights: float32 `[T, k]`, contiguous. table: int64
+    `[E, 3]`, `table[e, 0] >= 0` for experts on the GPU, whose ids become -1. `host` may be pinned CPU memory as the
+    device sees it.
+    """
+    tokens, hidden = x.shape
+    slots = ids.numel()
+    host_x, host_ids, host_weights, host_tokens = host
+    blocks = -(-hidden // _BLOCK)
+    _hand_over[(tokens, blocks + 1)](
+        x, ids, weights, table, host_x, host_ids, host_weights, host_tokens, tokens, hidden, slots, blocks,
+        x.stride(0), table.stride(0), BLOCK=_BLOCK, SLOTS=next_power_of_2(max(1, slots)), num_warps=4,
+    )  # fmt: skip
+
+
+@jit
+def _hand_over(
+    x,
+    ids,
+    weights,
+    table,
+    host_x,
+    host_ids,
+    host_weights,
+    host_tokens,
+    tokens,
+    hidden,
+    slots,
+    blocks,
+    x_row,
+    table_row,
+    BLOCK: tl.constexpr,
+    SLOTS: tl.constexpr,
+):
+    token = tl.program_id(0)
+    block = tl.program_id(1)
+    if block < blocks:
+        column = block * BLOCK + tl.arange(0, BLOCK)
+        inside = column < hidden
+        row = tl.load(x + token.to(tl.int64) * x_row + column, mask=inside, other=0.0)
+        tl.store(host_x + token.to(tl.int64) * hidden + column, row.to(tl.float32), mask=inside)
+    elif token == 0:
+        slot = tl.arange(0, SLOTS)
+        inside = slot < slots
+        expert = tl.load(ids + slot, mask=inside, other=-1)
+        place = tl.load(table + expert.to(tl.int64) * table_row, mask=inside & (expert >= 0), other=-1)
+        tl.store(host_ids + slot, tl.where(place >= 0, -1, expert), mask=inside)
+        tl.store(host_weights + slot, tl.load(weights + slot, mask=inside, other=0.0), mask=inside)
+        tl.store(host_tokens, tokens)

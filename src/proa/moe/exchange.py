@@ -1,0 +1,70 @@
+"""Memory through which a GPU hands tokens to CPU experts and gets their results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from proa.kernels.hand_over import hand_over
+from proa.moe.router import TopK
+
+__all__ = ["ExpertExchange", "device_view"]
+
+_TYPES = {torch.float32: "<f4", torch.int32: "<i4", torch.uint8: "|u1"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Mapped:
+    """Pinned CPU memory as an array of the device (CUDA array interface, version 3)."""
+
+    host: torch.Tensor
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        shape, type_name = tuple(self.host.shape), _TYPES[self.host.dtype]
+        return {"shape": shape, "typestr": type_name, "data": (self.host.data_ptr(), False), "version": 3}
+
+
+def device_view(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Pinned `host` as a tensor of `device` that kernels read and write over the bus; `host` must outlive it."""
+    return torch.as_tensor(_Mapped(host), device=device) if device.type == "cuda" else host
+
+
+class ExpertExchange:
+    """Rows of up to `max_tokens` tokens: `x`, `ids`, `weights`, `tokens` for the CPU, `out` from it.
+
+    Each is a tensor of pinned CPU memory, and in `device_*` the same memory for kernels: no copies are queued, a
+    kernel's stores are on their way while it runs.
+    """
+
+    __slots__ = ("_device_host", "device_out", "ids", "max_tokens", "out", "tokens", "weights", "x")
+
+    def __init__(self, device: torch.device, max_tokens: int, hidden: int, top_k: int) -> None:
+        pinned = device.type == "cuda"
+        self.max_tokens = max_tokens
+        self.x = torch.zeros(max_tokens, hidden, pin_memory=pinned)
+        self.ids = torch.full((max_tokens, top_k), -1, dtype=torch.int32, pin_memory=pinned)
+        self.weights = torch.zeros(max_tokens, top_k, pin_memory=pinned)
+        self.tokens = torch.zeros(1, dtype=torch.int32, pin_memory=pinned)
+        self.out = torch.zeros(max_tokens, hidden, pin_memory=pinned)
+        self._device_host = tuple(device_view(host, device) for host in (self.x, self.ids, self.weights, self.tokens))
+        self.device_out = device_view(self.out, device)
+
+    def give(self, x: torch.Tensor, topk: TopK, table: torch.Tensor) -> None:
+        """Tokens and routing to the CPU. x float32 `[T, H]`; `table` int64 `[E, 3]`: `GpuExperts.table`."""
+        if x.device.type == "cuda":
+            host_x, host_ids, host_weights, host_tokens = self._device_host
+            hand_over(x, topk.ids, topk.weights, table, (host_x, host_ids, host_weights, host_tokens))
+            return
+        tokens = x.shape[0]
+        self.x[:tokens] = x
+        on_gpu = table[topk.ids.clamp(min=0).long(), 0] >= 0
+        self.ids[:tokens] = topk.ids.masked_fill(on_gpu, -1)
+        self.weights[:tokens] = topk.weights
+        self.tokens[0] = tokens
+
+    def take(self, out: torch.Tensor) -> None:
+        """Adds the CPU's result to `out` float32 `[T, H]`."""
+        out.add_(self.device_out[: out.shape[0]])
