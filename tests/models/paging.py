@@ -64,6 +64,7 @@ class Pager:
             block_tables=table.to(self.device),
             block_size=BLOCK_SIZE,
             logit_rows=torch.cat(logit_rows).int().to(self.device),
+            num_single=next((i for i, (_, tokens) in enumerate(chunks) if len(tokens) > 1), len(chunks)),
         )
         logits = self.model.forward(batch, self.kv, still_wanted).cpu()
         if still_wanted is not None:

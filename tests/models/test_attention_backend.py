@@ -9,13 +9,14 @@ from tests.models.test_batch_independence import in_one_forward, prompt
 from tests.models.variants import VARIANTS
 
 from proa.attention.backend import create_attention
+from proa.attention.shape import HeadShape
 from proa.core.errors import ConfigError
 from proa.device.cpu import CpuDevice
 
 
 def test_unknown_backend_names_the_known_ones(runtime):
-    with pytest.raises(ConfigError, match=r"\['cpu'\], got fast"):
-        create_attention("fast", CpuDevice(runtime))
+    with pytest.raises(ConfigError, match=r"\['cpu', 'torch', 'triton'\], got fast"):
+        create_attention("fast", CpuDevice(runtime), HeadShape(4, 16))
 
 
 def test_one_model_serves_two_pools_in_turn(make_case):

@@ -12,6 +12,7 @@ import torch
 from proa.attention.batch import ForwardBatch
 from proa.attention.cpu import CpuAttention
 from proa.attention.gpu import TorchAttention
+from proa.attention.shape import HeadShape
 from proa.core.errors import ConfigError
 from proa.device.backend import Device
 from proa.kvcache.pool import KVPool
@@ -47,14 +48,24 @@ class AttentionBackend(Protocol):
     def begin(self, batch: ForwardBatch, kv: KVPool) -> AttentionStep: ...
 
 
-BACKENDS: dict[str, Callable[[Device], AttentionBackend]] = {"cpu": CpuAttention, "torch": TorchAttention}
+def _triton(device: Device, shape: HeadShape) -> AttentionBackend:
+    from proa.attention.triton import TritonAttention  # slow to import
+
+    return TritonAttention(device, shape)
 
 
-def create_attention(name: str, device: Device) -> AttentionBackend:
+BACKENDS: dict[str, Callable[[Device, HeadShape], AttentionBackend]] = {
+    "cpu": CpuAttention,
+    "torch": TorchAttention,
+    "triton": _triton,
+}
+
+
+def create_attention(name: str, device: Device, shape: HeadShape) -> AttentionBackend:
     """The backend called `name`. Raises ConfigError naming the known ones."""
     if name not in BACKENDS:
         raise ConfigError("attention backend", f"one of {sorted(BACKENDS)}", name)
-    return BACKENDS[name](device)
+    return BACKENDS[name](device, shape)
 
 
 def gpu_backend(asked: str) -> str:

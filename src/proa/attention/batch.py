@@ -29,6 +29,7 @@ class ForwardBatch:
     block_tables: torch.Tensor  # [S, max_blocks] int32, unused entries 0
     block_size: int
     logit_rows: torch.Tensor  # [L] int32, token rows whose logits are wanted, ascending
+    num_single: int = 0  # the first rows, each the only token of its sequence; there may be others
 
     def select(self, rows: torch.Tensor) -> ForwardBatch:
         """The batch of the token rows `rows` [K] int64, ascending, alone."""
@@ -39,4 +40,5 @@ class ForwardBatch:
             sequence_ids=self.sequence_ids[rows],
             slots=self.slots[rows],
             logit_rows=torch.isin(rows, self.logit_rows).nonzero()[:, 0].int(),
+            num_single=int((rows < self.num_single).sum()),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from proa.attention.batch import ForwardBatch
+from proa.attention.shape import HeadShape
 from proa.device.backend import Device
 from proa.kvcache.pool import KVPool
 from proa.native import ops
@@ -17,7 +18,7 @@ class CpuAttention:
 
     __slots__ = ("_kv", "_layers", "_pool")
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, _shape: HeadShape) -> None:
         self._pool = device.runtime.pool
         self._kv: KVPool | None = None
         self._layers: list[_LayerCache] = []

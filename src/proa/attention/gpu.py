@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from proa.attention.batch import ForwardBatch
+from proa.attention.shape import HeadShape
 from proa.device.backend import Device
 from proa.kernels import reference
 from proa.kvcache.pool import KVPool
@@ -15,7 +16,7 @@ __all__ = ["TorchAttention"]
 class TorchAttention:
     """Plain torch: any device, any model, slow. The oracle of the others."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, _shape: HeadShape) -> None:
         assert device.name != "cpu", "the CPU has its own"
 
     def begin(self, batch: ForwardBatch, kv: KVPool) -> TorchAttentionStep:

@@ -1,14 +1,15 @@
 """The trunk on a GPU: weights as the checkpoint has them in its memory, float32 activations.
 
-Few tokens are bound by reading weights: their linears multiply float32 activations with the weights' exact values.
-Many tokens are bound by arithmetic: activations and weights are rounded to bf16 for the tensor cores, sums are float32.
+Few tokens are bound by reading weights: their activations keep 16 bits of precision or all 24. Many tokens are bound by
+arithmetic: activations are rounded to bf16. Weights of few bits are rounded to bf16 for the tensor cores. Sums are
+float32.
 Float32 weights are multiplied in float32 for any number of tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -21,7 +22,7 @@ from proa.native.runtime import CpuRuntime
 from proa.weights.formats import ROW_FORMATS
 from proa.weights.raw_linear import RawLinear
 
-__all__ = ["FEW_TOKENS", "GpuDevice", "TrunkKernels"]
+__all__ = ["FEW_TOKENS", "GpuDevice", "LinearKernels", "TrunkKernels"]
 
 # Up to this many tokens a linear reads its weight about as fast as for one.
 FEW_TOKENS = 16
@@ -38,9 +39,25 @@ class TrunkKernels(Protocol):
     route: Callable[..., None]
 
 
+@dataclass(frozen=True, slots=True)
+class LinearKernels:
+    """`proa.kernels.linear.linear` and `proa.kernels.heads.heads_linear`, and the weight formats of the former.
+
+    Weights of few bits are rounded to bf16 inside, for few tokens too.
+    """
+
+    linear: Callable[..., None]
+    heads_linear: Callable[..., None]
+    formats: frozenset[str]
+
+    def reads(self, weight: PlacedWeight) -> bool:
+        return weight.format in self.formats and (ROW_FORMATS[weight.format].plain or weight.in_features % 32 == 0)
+
+
 class GpuDevice:
     """`torch_device` may be any that torch has; tests run it on the CPU's.
 
+    `linears` None: weights are expanded in memory before they are multiplied.
     `few_tokens`: the most for which a linear keeps activations in float32.
     """
 
@@ -48,10 +65,17 @@ class GpuDevice:
     fuses_mlps = False
 
     def __init__(
-        self, runtime: CpuRuntime, torch_device: torch.device, kernels: TrunkKernels, *, few_tokens: int = FEW_TOKENS
+        self,
+        runtime: CpuRuntime,
+        torch_device: torch.device,
+        kernels: TrunkKernels,
+        *,
+        linears: LinearKernels | None = None,
+        few_tokens: int = FEW_TOKENS,
     ) -> None:
         self.runtime = runtime
         self.torch_device = torch_device
+        self.linears = linears
         self.few_tokens = few_tokens
         self.embedding_rows = kernels.embedding_rows
         self.rms_norm = kernels.rms_norm
@@ -79,7 +103,11 @@ class GpuDevice:
         return _GpuWeight(self, self._placed(raw))
 
     def pack_heads(self, raws: Sequence[RawLinear]) -> HeadsWeight:
-        return _GpuHeadsWeight(self, stack_weights([self._placed(raw) for raw in raws]))
+        stacked = stack_weights([self._placed(raw) for raw in raws])
+        if self.linears is not None and stacked.format not in ("f32", "bf16"):
+            # As the kernels of other linears round it.
+            stacked = replace(stacked, format="bf16", data=dequantize(stacked).bfloat16(), scales=None)
+        return _GpuHeadsWeight(self, stacked)
 
     def _placed(self, raw: RawLinear) -> PlacedWeight:
         if raw.layout != "rows":  # blocks of a GGUF file
@@ -101,7 +129,19 @@ class _GpuWeight:
     def forward(
         self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None = None, accumulate: bool = False
     ) -> None:
-        left, right = _operands(self._device, x, self._weight)
+        device, weight = self._device, self._weight
+        if device.linears is not None and device.linears.reads(weight) and not _is_cublas_faster(device, x, weight):
+            device.linears.linear(
+                x,
+                weight.data,
+                weight.scales,
+                out,
+                weight_format=weight.format,
+                bias=bias,
+                accumulate=accumulate,
+            )
+            return
+        left, right = _operands(device, x, weight)
         product = _product(left, right.T)
         if bias is not None:
             product += bias
@@ -120,8 +160,17 @@ class _GpuHeadsWeight:
         self.nbytes = weight.nbytes
 
     def forward(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        linears = self._device.linears
+        if linears is not None and x.shape[0] <= self._device.few_tokens:
+            linears.heads_linear(x, self._weight.data, out)
+            return
         left, right = _operands(self._device, x, self._weight)
         out.copy_(_product(left.transpose(0, 1), right.mT).transpose(0, 1))
+
+
+def _is_cublas_faster(device: GpuDevice, x: torch.Tensor, weight: PlacedWeight) -> bool:
+    """Float32 products, and bf16 ones of many tokens."""
+    return weight.format == "f32" or (weight.format == "bf16" and x.shape[0] > device.few_tokens)
 
 
 def _operands(device: GpuDevice, x: torch.Tensor, weight: PlacedWeight) -> tuple[torch.Tensor, torch.Tensor]:

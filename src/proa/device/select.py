@@ -13,7 +13,7 @@ import torch
 from proa.core.errors import ConfigError
 from proa.device.backend import Device
 from proa.device.cpu import CpuDevice
-from proa.device.gpu import GpuDevice, TrunkKernels
+from proa.device.gpu import GpuDevice, LinearKernels
 from proa.kernels import reference
 from proa.native.runtime import CpuRuntime
 
@@ -61,7 +61,13 @@ def create_device(gpu: Gpu | None, runtime: CpuRuntime) -> Device:
     if gpu is None:
         return CpuDevice(runtime)
     torch.cuda.set_device(gpu.torch_device)
-    return GpuDevice(runtime, gpu.torch_device, _trunk_kernels())
+    if importlib.util.find_spec("triton") is None:
+        _log.warning("package triton is missing: the trunk runs on plain torch operations, slowly")
+        return GpuDevice(runtime, gpu.torch_device, reference)
+    from proa.kernels import trunk  # slow to import
+
+    linears = LinearKernels(trunk.linear, trunk.heads_linear, frozenset(trunk.KINDS))
+    return GpuDevice(runtime, gpu.torch_device, trunk, linears=linears)
 
 
 def _find() -> Gpu | str:
@@ -80,12 +86,3 @@ def _find() -> Gpu | str:
     if capability < _LEAST_CAPABILITY:
         return f"{name} has compute capability {capability[0]}.{capability[1]}"
     return Gpu(0, name, free_bytes, total_bytes)
-
-
-def _trunk_kernels() -> TrunkKernels:
-    if importlib.util.find_spec("triton") is None:
-        _log.warning("package triton is missing: the trunk runs on plain torch operations, slowly")
-        return reference
-    from proa.kernels import trunk  # slow to import
-
-    return trunk

@@ -75,6 +75,7 @@ class Runner:
         views = self._indices.take([tokens, tokens, tokens, tokens, num_logits, len(chunks) * width])
         token_ids, positions, sequence_ids, slots, logit_rows, tables = views
         tables = tables.reshape(len(chunks), width)
+        num_single = next((i for i, chunk in enumerate(chunks) if chunk.count > 1), len(chunks))
         begin = logit = 0
         for sequence, chunk in enumerate(chunks):
             end = begin + chunk.count
@@ -99,6 +100,7 @@ class Runner:
             block_tables=sent[5].view(len(chunks), width),
             block_size=block_size,
             logit_rows=sent[4],
+            num_single=num_single,
         )
 
 

@@ -10,6 +10,7 @@ import torch
 
 from proa.attention.backend import AttentionBackend, AttentionStep, create_attention
 from proa.attention.batch import ForwardBatch, StillWanted
+from proa.attention.shape import HeadShape
 from proa.kvcache.layout import KVLayout
 from proa.kvcache.pool import KVPool
 from proa.layers.embedding import Embedding, load_output_head
@@ -53,6 +54,13 @@ class DecoderSpec:
         if isinstance(spec, MlaSpec):
             return KVLayout(self.num_layers, 1, spec.latent_dim, spec.kv_lora_rank, latent=True)
         return KVLayout(self.num_layers, spec.num_kv_heads, spec.head_dim, spec.head_dim)
+
+    @property
+    def head_shape(self) -> HeadShape:
+        """What attention backends size their scratch by."""
+        spec = self.attention
+        value_dim = spec.kv_lora_rank if isinstance(spec, MlaSpec) else spec.head_dim
+        return HeadShape(spec.num_heads, value_dim)
 
 
 class Rows:
@@ -120,7 +128,7 @@ class Decoder:
         layers = [DecoderLayer.load(reader, spec, layer, rotary, workspace) for layer in range(spec.num_layers)]
         norm = RMSNorm.load(reader, "model.norm", size=spec.hidden, eps=spec.norm_eps)
         head = load_output_head(reader, "lm_head", embedding, tied=spec.tied_head)
-        backend = create_attention(attention, reader.device)
+        backend = create_attention(attention, reader.device, spec.head_shape)
         return cls(spec, backend, workspace, embedding=embedding, layers=layers, norm=norm, head=head)
 
     @property
