@@ -130,7 +130,7 @@ def test_cases(path, tmp_path):
 
 
 @pytest.mark.parametrize("family", OTHERS)
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(st.data())
 def test_any_token_sequence(family, data):
     pieces = data.draw(sequences(family))
@@ -146,7 +146,7 @@ def test_any_token_sequence(family, data):
 
 
 @pytest.mark.parametrize("family", OTHERS)
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(st.data())
 def test_any_text(family, data):
     text = "".join(text for text, _ in data.draw(sequences(family)))

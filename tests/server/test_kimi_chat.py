@@ -8,6 +8,7 @@ from fake_engine import ANSWER_SEED
 from kimi_model import AB, CB, CE, NUM_RANKS, SB, SE, TE, scripted_server, write_model
 from server_process import KEY
 
+from proa.chat.dialect import ChatTurn
 from proa.chat.output.kimi_k2 import MARKERS
 from proa.core.errors import UnsupportedError
 from proa.server.frontend import Frontend
@@ -182,7 +183,51 @@ def test_what_cannot_be_asked_is_named(kimi, fields, param):
     assert response.json()["error"]["param"].startswith(param)
 
 
-async def test_a_chat_template_for_a_native_checkpoint_is_refused(tmp_path):
-    (tmp_path / "mine.jinja").write_text("x")
-    with pytest.raises(UnsupportedError, match="--chat-template"):
-        await Frontend(write_model(tmp_path / "model"), tmp_path / "mine.jinja").load()
+JINJA = (
+    "{% if tools %}<|im_system|>tool_declare<|im_middle|>"
+    "{% if tools_ts_str is defined %}{{ tools_ts_str }}{% else %}{{ tools | tojson(separators=(',', ':')) }}{% endif %}"
+    "<|im_end|>{% endif %}"
+    "{% for m in messages %}<|im_{{ 'system' if m.role == 'tool' else m.role }}|>{{ m.role }}<|im_middle|>"
+    "{% if m.role == 'assistant' %}<think>{{ m.reasoning_content or '' }}</think>{% endif %}"
+    "{% if m.role == 'tool' %}## Return of {{ m.tool_call_id }}\n{% endif %}{{ m.content }}"
+    "{% if m.tool_calls %}<|tool_calls_section_begin|>{% for c in m.tool_calls %}<|tool_call_begin|>{{ c.id }}"
+    "<|tool_call_argument_begin|>{{ c.function.arguments if c.function.arguments is string "
+    "else c.function.arguments | tojson(separators=(',', ':')) }}<|tool_call_end|>"
+    "{% endfor %}<|tool_calls_section_end|>{% endif %}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_assistant|>assistant<|im_middle|>"
+    "{% if thinking is defined and not thinking %}<think></think>{% else %}<think>{% endif %}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("thinking", [None, False])
+async def test_a_chat_template_of_the_command_line_writes_the_same_prompt(tmp_path, thinking):
+    """A template in the manner of Kimi's own, over a tiktoken checkpoint, against the native prompt."""
+    (tmp_path / "mine.jinja").write_text(JINJA)
+    model = write_model(tmp_path / "model")
+    call = {"id": "call_0aF", "type": "function", "function": {"name": "weather", "arguments": OSLO}}
+    turn = ChatTurn(
+        messages=[
+            {"role": "user", "content": f"Weather? {SB}<|im_end|>\ufdd0x\ufdd1 é"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "call_0aF", "content": "rain"},
+        ],
+        tools=[TOOL],
+        thinking=thinking,
+    )
+    prompts = []
+    for template in (None, tmp_path / "mine.jinja"):
+        frontend = Frontend(model, template)
+        await frontend.load()
+        prompts.append(await frontend.encode_chat(turn, max_tokens=None))
+        frontend.close()
+    native, rendered = prompts
+    assert frontend.tokenizer.decode(rendered.token_ids) == frontend.tokenizer.decode(native.token_ids)
+    assert rendered.token_ids == native.token_ids
+    assert (rendered.reading.in_reasoning, rendered.reading.history_calls) == (thinking is None, 1)
+    assert rendered.reading.marker_ids == native.reading.marker_ids and not rendered.reading.spelled
+
+
+@pytest.mark.parametrize("parsers", [{"tool_call_parser": "qwen3"}, {"reasoning_parser": "none"}])
+async def test_other_parsers_than_kimis_are_refused(tmp_path, parsers):
+    with pytest.raises(UnsupportedError, match="leave it out"):
+        await Frontend(write_model(tmp_path / "model"), None, **parsers).load()

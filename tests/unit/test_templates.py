@@ -274,6 +274,24 @@ def test_content_parts():
     assert template_of("{{ messages[0].content }}").render([{"role": "user", "content": parts}]) == "a\nb"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "takes_text"),
+    [
+        ("{{ c.arguments }}", True),
+        ("{{ 'x' + c.arguments }}", True),
+        ("{{ c.arguments if c.arguments is string else c.arguments | tojson }}", True),
+        ("{{ c.arguments | tojson }}", False),
+        ("{% for k, v in c.arguments.items() %}{{ k }}={{ v }}{% endfor %}", False),
+        ("{% if c.arguments is string %}{{ c.arguments }}{% else %}{{ c.arguments.keys() | first }}{% endif %}", False),
+        ("", False),
+    ],
+)  # fmt: skip
+def test_form_of_arguments(arguments, takes_text):
+    calls = "{% for c in (m.tool_calls or []) | map(attribute='function') %}" + arguments + "{% endfor %}"
+    source = "{% for m in messages %}{{ m.content }}" + calls + "{% endfor %}"
+    assert ChatTemplate(source, ControlTokens(special=(), markers=())).takes_text_arguments is takes_text
+
+
 def test_developer_role():
     assert template_of("{{ messages[0].role }}").render([{"role": "developer", "content": ""}]) == "system"
     source = "{{ messages[0].role if messages[0].role == 'developer' }}"

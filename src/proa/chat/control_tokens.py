@@ -13,8 +13,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from proa.chat.name_scanner import NameScanner
+from proa.chat.output.events import Piece
 
 __all__ = ["ControlTokens"]
+
+_ALIAS_BEGIN, _ALIAS_END = "\ufdd0", "\ufdd1"
 
 
 class ControlTokens:
@@ -31,7 +34,8 @@ class ControlTokens:
         names = special | frozenset(markers)
         # Around a name, and after text that could be the beginning of one.
         self._open, self._close, self._break = _nonce(), _nonce(), _nonce()
-        self._aliases = {name: f"\ufdd0{_nonce()}\ufdd1" for name in names}
+        self._aliases = {name: f"{_ALIAS_BEGIN}{_nonce()}{_ALIAS_END}" for name in names}
+        self._by_alias = {alias: name for name, alias in self._aliases.items()}
         self._special = NameScanner(special)
         self._names = NameScanner(names)
         self._beginnings = {name[:length] for name in names for length in range(1, len(name))}
@@ -78,6 +82,17 @@ class ControlTokens:
                 # The template cut the name or its marks apart.
                 pieces.append(self._translate_unquoted(part))
         return "".join(pieces)
+
+    def rendered_pieces(self, text: str) -> list[Piece]:
+        """A rendered template as text and control tokens, for tokenizers that take these apart."""
+        first, *others = self.translate_rendered(text).split(_ALIAS_BEGIN)
+        pieces = [(first, False)]
+        for part in others:
+            nonce, end, rest = part.partition(_ALIAS_END)
+            name = self._by_alias.get(f"{_ALIAS_BEGIN}{nonce}{end}")
+            # The characters around an alias may as well stand in a client's text.
+            pieces += [(_ALIAS_BEGIN + part, False)] if name is None else [(name, True), (rest, False)]
+        return [piece for piece in pieces if piece[0]]
 
     def _translate_unquoted(self, text: str) -> str:
         # Pieces are translated one by one: what a mark separated does not join.

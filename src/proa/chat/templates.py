@@ -13,6 +13,7 @@ import jinja2.meta
 import msgspec
 
 from proa.chat.control_tokens import ControlTokens
+from proa.chat.kimi_tools import declare_tools, sorted_json
 from proa.chat.sandbox import RenderBudget, TemplateSandbox
 from proa.core.errors import CheckpointError, ProaError, UserError
 
@@ -26,7 +27,7 @@ _MAX_CHARACTERS = 64 * 1024 * 1024
 # tokenizer_config.json entries a template may name, as in transformers.
 _SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # The template's own variables; a request may not replace them.
-_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", *_SPECIAL_TOKEN_KEYS})
+_RESERVED = frozenset({"messages", "tools", "tools_ts_str", "documents", "add_generation_prompt", *_SPECIAL_TOKEN_KEYS})
 
 
 def read_template_source(model_path: Path, override: Path | None = None) -> str | None:
@@ -107,6 +108,7 @@ class ChatTemplate:
         self._seconds = seconds
         self._max_characters = max_characters
         self._knows_developer = "developer" in source
+        self._knows_typescript = "tools_ts_str" in source
         try:
             self._template = self._sandbox.from_string(source)
         except (jinja2.TemplateError, RecursionError) as error:
@@ -115,7 +117,7 @@ class ChatTemplate:
         self.variables = frozenset(jinja2.meta.find_undeclared_variables(self._sandbox.parse(source))) - _RESERVED
         self.shows_tools = "tools" in source
         self._renders_parts = self._probe_parts()
-        self.takes_text_arguments = not self._renders_call({}) and self._renders_call("{}")
+        self.takes_text_arguments = self._probe_arguments()
 
     def render(
         self,
@@ -149,7 +151,7 @@ class ChatTemplate:
         text = self._render(
             prepared,
             add_generation_prompt=add_generation_prompt,
-            tools=[self._control.mark(dict(tool)) for tool in tools],
+            tools=list(tools),
             variables=variables or {},
         )
         return _cut_at_tag(text, tag) if tag else text
@@ -159,19 +161,31 @@ class ChatTemplate:
         messages: list[dict[str, Any]],
         *,
         add_generation_prompt: bool,
-        tools: list[Any] | None = None,
+        tools: list[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any],
     ) -> str:
         budget = RenderBudget(seconds=self._seconds, steps=_STEPS, characters=self._max_characters)
         values = {
             **self._special_tokens,
-            "tools": tools or None,
+            "tools": None,
             "documents": None,
+            **self._tool_variables(tools or []),
             **self._control.mark(dict(variables)),
             "messages": messages,
             "add_generation_prompt": add_generation_prompt,
         }
         return self._sandbox.render(self._template, values, budget)
+
+    def _tool_variables(self, tools: list[Mapping[str, Any]]) -> dict[str, Any]:
+        if not tools:
+            return {}
+        if not self._knows_typescript:
+            return {"tools": self._control.mark([dict(tool) for tool in tools])}
+        # Kimi's own code prepares these: sorted, and declared in TypeScript where they can be.
+        variables = {"tools": self._control.mark(msgspec.json.decode(sorted_json(tools)))}
+        if (declared := declare_tools(tools)) is not None:
+            variables["tools_ts_str"] = self._control.mark(declared)
+        return variables
 
     def _prepare(self, message: dict[str, Any]) -> dict[str, Any]:
         role = message["role"]
@@ -196,18 +210,27 @@ class ChatTemplate:
             return False
         return probe in text and f"'{probe}'" not in text and f'"{probe}"' not in text
 
-    def _renders_call(self, arguments: str | dict[str, Any]) -> bool:
-        """Whether the template renders a call with its arguments in this form."""
+    def _probe_arguments(self) -> bool:
+        """Whether arguments of calls are given as text, which the template then writes as it is.
+
+        Templates that write parameters one by one need objects; so do those that would quote a text once more.
+        """
+        probe = "probe" + secrets.token_hex(8)
+        text = f'{{"{probe}":1}}'
+        of_object, of_text = self._render_call({probe: 1}), self._render_call(text)
+        return text in of_text and (not of_object or any(f"{quote}{probe}{quote}" in of_object for quote in "'\""))
+
+    def _render_call(self, arguments: str | dict[str, Any]) -> str:
+        """A conversation with a call that has these arguments, empty where that fails."""
         call = {"id": "0", "type": "function", "function": {"name": "f", "arguments": arguments}}
         messages: list[dict[str, Any]] = [
             {"role": "user", "content": "a"},
             {"role": "assistant", "content": "", "tool_calls": [call]},
         ]
         try:
-            self._render(messages, add_generation_prompt=False, variables={})
+            return self._render(messages, add_generation_prompt=False, variables={})
         except ProaError:
-            return False
-        return True
+            return ""
 
 
 def _append_to_content(message: dict[str, Any], tag: str) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from proa.chat.control_tokens import ControlTokens
 from proa.chat.detokenizer import Detokenizer
 from proa.chat.output.events import Piece
 from proa.core.errors import CheckpointError
@@ -56,14 +57,18 @@ class TiktokenTokenizer:
     is one, so a client's text never turns into control tokens.
     """
 
-    def __init__(self, ranks: dict[bytes, int], control: dict[str, int]) -> None:
-        """`ranks`: token bytes -> id, 0 .. n-1; `control`: name -> id, behind the ranks."""
+    def __init__(self, ranks: dict[bytes, int], control: dict[str, int], markers: Collection[str] = ()) -> None:
+        """`ranks`: token bytes -> id, 0 .. n-1; `control`: name -> id, behind the ranks.
+
+        `markers`: the names among `control` that are not special, see ControlTokens.
+        """
         import tiktoken  # here, in the thread that loads, so that the API process is up without waiting for it
 
         self._encoding: tiktoken.Encoding = tiktoken.Encoding(
             "proa", pat_str=_SPLIT_PATTERN, mergeable_ranks=ranks, special_tokens=control
         )
         self._control = dict(control)
+        self._markers = frozenset(markers)
         self._bytes = [b""] * (max([len(ranks) - 1, *control.values()]) + 1)
         for token, token_id in ranks.items():
             self._bytes[token_id] = token
@@ -80,12 +85,21 @@ class TiktokenTokenizer:
             CheckpointError: a missing or damaged file, naming it and what is wrong.
         """
         ranks = _read_ranks(model_path / "tiktoken.model")
-        return TiktokenTokenizer(ranks, _read_control(model_path / "tokenizer_config.json", len(ranks)))
+        return TiktokenTokenizer(ranks, *_read_control(model_path / "tokenizer_config.json", len(ranks)))
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids of all control tokens."""
         return frozenset(self._names)
+
+    @cached_property
+    def control(self) -> ControlTokens:
+        """What marks a client's text in a jinja template."""
+        return ControlTokens(special=set(self._control) - self._markers, markers=self._markers)
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """A rendered chat template whose user text was marked by `control.mark`."""
+        return self.encode_pieces(self.control.rendered_pieces(text))
 
     def encode_pieces(self, pieces: Iterable[Piece]) -> list[int]:
         """A rendered prompt: markers as their tokens, text as ordinary text whatever it spells.
@@ -183,11 +197,15 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
     return ranks
 
 
-def _read_control(path: Path, num_ranks: int) -> dict[str, int]:
-    """Names of the ids behind the ranks: `added_tokens_decoder`, the others as reserved tokens."""
+def _read_control(path: Path, num_ranks: int) -> tuple[dict[str, int], set[str]]:
+    """Names of the ids behind the ranks, and those that are not special: a model writes them into its answers.
+
+    They stand in `added_tokens_decoder`; the ids that do not are reserved tokens.
+    """
     try:
         decoder = msgspec.json.decode(path.read_bytes()).get("added_tokens_decoder", {})
         given = {int(token_id): str(entry["content"]) for token_id, entry in decoder.items()}
+        markers = {str(entry["content"]) for entry in decoder.values() if entry.get("special") is False}
     except (OSError, msgspec.DecodeError, AttributeError, KeyError, TypeError, ValueError) as error:
         expected = f"{path.name} with added_tokens_decoder in the model directory"
         raise CheckpointError("tokenizer", expected, repr(error)) from error
@@ -197,4 +215,4 @@ def _read_control(path: Path, num_ranks: int) -> dict[str, int]:
     control = {given.get(token_id, f"<|reserved_token_{token_id}|>"): token_id for token_id in ids}
     if len(control) != len(ids) or "" in control:
         raise CheckpointError(path.name, "added tokens with distinct names", "one name twice or an empty one")
-    return control
+    return control, markers

@@ -15,7 +15,7 @@ from proa.chat.kimi_prompt import kimi_style
 from proa.chat.templates import ChatTemplate, read_json, read_template_source, special_token_names
 from proa.chat.tiktoken_tokenizer import TiktokenTokenizer
 from proa.chat.tokenizer import Tokenizer
-from proa.core.errors import QueueFullError, UnavailableError, UnsupportedError, UserError
+from proa.core.errors import QueueFullError, UnavailableError, UserError
 
 __all__ = ["Frontend"]
 
@@ -76,16 +76,14 @@ class Frontend:
         special = special_token_names(self._model_path)
         tokenizer: Tokenizer | TiktokenTokenizer
         if (self._model_path / "tiktoken.model").exists() and not (self._model_path / "tokenizer.json").exists():
-            if self._template_override is not None:
-                raise UnsupportedError(
-                    "--chat-template", "none for a checkpoint with tiktoken.model", "one", "leave it out"
-                )
-            refuse_other_than_kimi(*self._parsers)
             tokenizer = TiktokenTokenizer.load(self._model_path)
+        else:
+            tokenizer = Tokenizer.load(self._model_path, template=source or "")
+        if isinstance(tokenizer, TiktokenTokenizer) and self._template_override is None:
+            refuse_other_than_kimi(*self._parsers)
             style = kimi_style(read_json(self._model_path / "config.json"), self._model_path.name, source or "")
             self._dialect = KimiDialect(tokenizer, style)
         else:
-            tokenizer = Tokenizer.load(self._model_path, template=source or "")
             template = None if source is None else ChatTemplate(source, tokenizer.control, special_tokens=special)
             self._dialect = TemplateDialect(tokenizer, template, choose_style(source or "", *self._parsers))
         self.generation_config = read_json(self._model_path / "generation_config.json")
