@@ -13,16 +13,17 @@ import torch
 from proa.kernels.online_softmax import LOG2_E, AttentionShape, key_slots, scores, softmax_step
 from proa.kernels.triton_import import INTERPRETED, jit, next_power_of_2, tl
 
-__all__ = ["DecodeScratch", "paged_decode"]
+__all__ = ["DecodeScratch", "DecodeTiles", "paged_decode"]
 
 # Query heads of one program, on tensor cores and in float32.
 _MAX_HEADS, _MAX_EXACT_HEADS = 64, 16
+_MAX_KEY_DIM = 1024
 
 
 class DecodeScratch:
     """What the splits of a call hand over, for calls of up to `max_tokens` tokens; shared by all layers."""
 
-    __slots__ = ("_max_tokens", "_processors", "partial", "scales")
+    __slots__ = ("_max_tokens", "_processors", "_query", "partial", "scales")
 
     def __init__(self, max_tokens: int, num_heads: int, value_dim: int, device: torch.device) -> None:
         self._max_tokens = max_tokens
@@ -33,19 +34,28 @@ class DecodeScratch:
         slots = max(tokens * self.splits(tokens, 1) for tokens in range(1, max_tokens + 1))
         self.partial = torch.zeros(slots, num_heads, value_dim, device=device)
         self.scales = torch.zeros(slots, num_heads, device=device)
+        self._query = torch.zeros(max_tokens * num_heads * _MAX_KEY_DIM, dtype=torch.bfloat16, device=device)
 
     def splits(self, tokens: int, programs: int) -> int:
         """Splits of the context that fill the GPU once with `programs` programs a token and split."""
         assert tokens <= self._max_tokens, f"scratch for {self._max_tokens} tokens, got {tokens}"
         return max(1, self._processors // (tokens * programs))
 
+    def rounded(self, q: torch.Tensor) -> torch.Tensor:
+        """`q` in bf16: Triton leaves an operand of the tensor cores in shared memory only if it is loaded as it is."""
+        query = self._query[: q.numel()].view(q.shape)
+        query.copy_(q)
+        return query
+
     @property
     def nbytes(self) -> int:
-        return self.partial.nbytes + self.scales.nbytes
+        return self.partial.nbytes + self.scales.nbytes + self._query.nbytes
 
 
 @dataclass(frozen=True, slots=True)
-class _Tuning:
+class DecodeTiles:
+    """Positions of one step."""
+
     block_n: int
     num_warps: int
     num_stages: int
@@ -63,7 +73,7 @@ def paged_decode(
     out: torch.Tensor,
     scratch: DecodeScratch,
     *,
-    tuning: _Tuning | None = None,
+    tiles: DecodeTiles | None = None,
 ) -> None:
     """`out[t, h] = softmax(scale * q[t, h] . K) V` over positions `0 .. positions[t]` of sequence `sequence_ids[t]`.
 
@@ -76,11 +86,13 @@ def paged_decode(
     if tokens == 0:
         return
     shape = AttentionShape.of(q, k_cache, v_cache)
+    if not shape.exact and q.dtype != torch.bfloat16:
+        q = scratch.rounded(q)
     strides = (*q.stride()[:2], *k_cache.stride()[:2], *v_cache.stride()[:2], block_tables.stride(0))
     rows = max(16, min(_MAX_EXACT_HEADS if shape.exact else _MAX_HEADS, next_power_of_2(shape.group)))
     head_blocks = -(-shape.group // rows)
     splits = scratch.splits(tokens, shape.kv_heads * head_blocks)
-    tuning = tuning or _choose(shape, rows)
+    tiles = tiles or _choose(shape, rows)
     _decode[(shape.kv_heads * head_blocks, splits, tokens)](
         q,
         k_cache,
@@ -99,14 +111,14 @@ def paged_decode(
         *strides,
         BLOCK_SIZE=block_size,
         ROWS=rows,
-        BLOCK_N=tuning.block_n,
+        BLOCK_N=tiles.block_n,
         FIRST=shape.first,
         REST=shape.rest,
         VALUE=shape.value,
         LATENT=shape.latent,
         EXACT=shape.exact,
-        num_warps=tuning.num_warps,
-        num_stages=tuning.num_stages,
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
     )
     _launch_combine(scratch, shape, splits, out)
 
@@ -127,14 +139,14 @@ def _launch_combine(scratch: DecodeScratch, shape: AttentionShape, splits: int, 
     )
 
 
-def _choose(shape: AttentionShape, rows: int) -> _Tuning:
+def _choose(shape: AttentionShape, rows: int) -> DecodeTiles:
     if INTERPRETED:
-        return _Tuning(32, 1, 1)
+        return DecodeTiles(32, 1, 1)
     if shape.exact:
-        return _Tuning(16, 4, 2)
+        return DecodeTiles(16, 4, 2)
     if shape.first + shape.rest > 256:
-        return _Tuning(64, 8, 2) if rows >= 64 else _Tuning(32, 4, 3)
-    return _Tuning(64, 4, 3)
+        return DecodeTiles(64, 8, 2) if rows >= 64 else DecodeTiles(32, 4, 3)
+    return DecodeTiles(64, 4, 3)
 
 
 @jit

@@ -9,11 +9,13 @@ import torch
 from proa.kernels.online_softmax import LOG2_E, AttentionShape, key_slots, scores, softmax_step
 from proa.kernels.triton_import import INTERPRETED, jit, next_power_of_2, tl
 
-__all__ = ["paged_prefill"]
+__all__ = ["PrefillTiles", "paged_prefill"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Tuning:
+class PrefillTiles:
+    """Rows of a program, positions of one step."""
+
     rows: int  # tokens x heads of a program
     block_n: int
     num_warps: int
@@ -31,7 +33,7 @@ def paged_prefill(
     scale: float,
     out: torch.Tensor,
     *,
-    tuning: _Tuning | None = None,
+    tiles: PrefillTiles | None = None,
 ) -> None:
     """What `paged_decode` computes, for chunks of many tokens: tokens of a sequence are consecutive.
 
@@ -42,10 +44,12 @@ def paged_prefill(
     if tokens == 0:
         return
     shape = AttentionShape.of(q, k_cache, v_cache)
+    if not shape.exact:
+        q = q.to(torch.bfloat16)  # loaded as it is, it stays in shared memory
     strides = (*q.stride()[:2], *k_cache.stride()[:2], *v_cache.stride()[:2], block_tables.stride(0))
-    tuning = tuning or _choose(shape)
-    heads = min(tuning.rows, next_power_of_2(shape.group))
-    block_tokens = tuning.rows // heads
+    tiles = tiles or _choose(shape)
+    heads = min(tiles.rows, next_power_of_2(shape.group))
+    block_tokens = tiles.rows // heads
     head_blocks = -(-shape.group // heads)
     _prefill[(shape.kv_heads * head_blocks, -(-tokens // block_tokens))](
         q,
@@ -66,26 +70,26 @@ def paged_prefill(
         BLOCK_SIZE=block_size,
         TOKENS=block_tokens,
         HEADS=heads,
-        BLOCK_N=tuning.block_n,
+        BLOCK_N=tiles.block_n,
         FIRST=shape.first,
         REST=shape.rest,
         VALUE=shape.value,
         LATENT=shape.latent,
         EXACT=shape.exact,
-        num_warps=tuning.num_warps,
-        num_stages=tuning.num_stages,
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
     )
 
 
-def _choose(shape: AttentionShape) -> _Tuning:
+def _choose(shape: AttentionShape) -> PrefillTiles:
     if INTERPRETED:
-        return _Tuning(32, 32, 1, 1)
+        return PrefillTiles(32, 32, 1, 1)
     wide = shape.first + shape.rest > 256
     if shape.exact:
-        return _Tuning(16, 16, 4, 2)
+        return PrefillTiles(16, 16, 4, 2)
     if wide:
-        return _Tuning(64, 64, 8, 2)
-    return _Tuning(128, 64, 8, 3)
+        return PrefillTiles(64, 64, 8, 2)
+    return PrefillTiles(128, 64, 8, 3)
 
 
 @jit

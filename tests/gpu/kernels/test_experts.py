@@ -63,18 +63,16 @@ class Experts:
     def expected(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """float64 results, and the sums of the sizes of all products that go into them."""
         x, out, size = x.double().cpu(), torch.zeros(len(x), HIDDEN).double(), torch.zeros(len(x), HIDDEN).double()
-        for t, s in np.ndindex(*ids.shape):
-            expert = int(ids[t, s])
-            if expert in (-1, ELSEWHERE):
-                continue
+        for expert in set(range(NUM_EXPERTS)) - {ELSEWHERE}:
+            t, s = (ids == expert).nonzero(as_tuple=True)
             gate, up, down = self.values[expert]
-            g, u = gate @ x[t], up @ x[t]
+            g, u = x[t] @ gate.T, x[t] @ up.T
             hidden = g * torch.sigmoid(g) * u
             # |d silu(g)| <= 1.1 |dg|
-            reach = 1.1 * (gate.abs() @ x[t].abs()) * (u.abs() + up.abs() @ x[t].abs())
-            weight = float(weights[t, s])
-            out[t] += weight * (down @ hidden)
-            size[t] += abs(weight) * (down.abs() @ (hidden.abs() + reach))
+            reach = 1.1 * (x[t].abs() @ gate.abs().T) * (u.abs() + x[t].abs() @ up.abs().T)
+            weight = weights[t, s].double()[:, None]
+            out.index_add_(0, t, weight * (hidden @ down.T))
+            size.index_add_(0, t, weight.abs() * ((hidden.abs() + reach) @ down.abs().T))
         return out, size
 
 
@@ -111,7 +109,7 @@ def test_panel_bytes_are_those_of_the_native_formats():
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize("tokens", [1, 16, 40, 1500] if GPU else [2])
+@pytest.mark.parametrize("tokens", [1, 16, 40, 1100] if GPU else [2])
 def test_grouped_experts(device, pool, fmt, tokens):
     check(Experts.make(pool, device, fmt, fmt), device, tokens)
 
