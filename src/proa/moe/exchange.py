@@ -33,30 +33,33 @@ def device_view(host: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 class ExpertExchange:
-    """Rows of up to `max_tokens` tokens: `x`, `ids`, `weights`, `tokens` for the CPU, `out` from it.
+    """Rows of up to `max_tokens` tokens: `x`, `ids`, `late_ids`, `weights`, `tokens` for the CPU, `out` and `late_out`
+    from it.
 
-    Each is a tensor of pinned CPU memory, and in `device_*` the same memory for kernels: no copies are queued, a
-    kernel's stores are on their way while it runs.
+    Each is a tensor of pinned CPU memory; kernels use the same memory through views of their own: no copies are
+    queued, a kernel's stores are on their way while it runs.
     """
 
-    __slots__ = ("_device_host", "device_out", "ids", "max_tokens", "out", "tokens", "weights", "x")
+    __slots__ = ("_device", "ids", "late_ids", "late_out", "max_tokens", "out", "tokens", "weights", "x")
 
     def __init__(self, device: torch.device, max_tokens: int, hidden: int, top_k: int) -> None:
         pinned = device.type == "cuda"
         self.max_tokens = max_tokens
-        self.x = torch.zeros(max_tokens, hidden, pin_memory=pinned)
-        self.ids = torch.full((max_tokens, top_k), -1, dtype=torch.int32, pin_memory=pinned)
+        self.x, self.out, self.late_out = (torch.zeros(max_tokens, hidden, pin_memory=pinned) for _ in range(3))
+        self.ids, self.late_ids = (
+            torch.full((max_tokens, top_k), -1, dtype=torch.int32, pin_memory=pinned) for _ in range(2)
+        )
         self.weights = torch.zeros(max_tokens, top_k, pin_memory=pinned)
         self.tokens = torch.zeros(1, dtype=torch.int32, pin_memory=pinned)
-        self.out = torch.zeros(max_tokens, hidden, pin_memory=pinned)
-        self._device_host = tuple(device_view(host, device) for host in (self.x, self.ids, self.weights, self.tokens))
-        self.device_out = device_view(self.out, device)
+        hosts = ("x", "ids", "late_ids", "weights", "tokens", "out", "late_out")
+        self._device = {name: device_view(getattr(self, name), device) for name in hosts}
 
     def give(self, x: torch.Tensor, topk: TopK, table: torch.Tensor) -> None:
         """Tokens and routing to the CPU. x float32 `[T, H]`; `table` int64 `[E, 3]`: `GpuExperts.table`."""
+        device = self._device
         if x.device.type == "cuda":
-            host_x, host_ids, host_weights, host_tokens = self._device_host
-            hand_over(x, topk.ids, topk.weights, table, (host_x, host_ids, host_weights, host_tokens))
+            host = (device["x"], device["ids"], device["weights"], device["tokens"])
+            hand_over(x, topk.ids, topk.weights, table, host)
             return
         tokens = x.shape[0]
         self.x[:tokens] = x
@@ -65,6 +68,14 @@ class ExpertExchange:
         self.weights[:tokens] = topk.weights
         self.tokens[0] = tokens
 
+    def give_late(self, ids: torch.Tensor) -> None:
+        """Of the tokens given before: int32 `[T, k]`, -1 where a slot is not late."""
+        self._device["late_ids"][: ids.shape[0]].copy_(ids)
+
     def take(self, out: torch.Tensor) -> None:
         """Adds the CPU's result to `out` float32 `[T, H]`."""
-        out.add_(self.device_out[: out.shape[0]])
+        out.add_(self._device["out"][: out.shape[0]])
+
+    def take_late(self, out: torch.Tensor) -> None:
+        """The same with what came late."""
+        out.add_(self._device["late_out"][: out.shape[0]])

@@ -1,0 +1,183 @@
+"""Hybrid decode: the same results wherever experts are, deferral as its schedule says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tests.kernels.fake_cuda import build_fake_driver
+from tests.kernels.hybrid_cases import (
+    CPU,
+    NativeCompute,
+    forward,
+    make_gpu_experts,
+    make_layer,
+    routing,
+    to_cpu,
+    to_gpu,
+)
+from tests.kernels.test_experts import EXPERTS, HIDDEN, TOP_K
+
+from proa.core.errors import ConfigError
+from proa.moe.deferral import DeferralPlan, split_slots
+from proa.moe.exchange import ExpertExchange
+from proa.moe.gpu_experts import ExpertArena
+from proa.moe.hybrid import HybridDecode, HybridShared
+from proa.moe.router import TopK
+from proa.moe.strategy import LayerContext
+from proa.native import _C
+
+LAYERS, MAX_TOKENS = 4, 8
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    return build_fake_driver(tmp_path_factory.mktemp("cuda"))
+
+
+@pytest.fixture(params=["memory", "host_function"])
+def worker(request, driver, pool):
+    worker = _C.StreamWorker(driver, pool, hand_over=request.param, max_jobs=64)
+    yield worker
+    worker.close()
+
+
+def make_strategies(worker, driver, pool, deferred=0, fmt="int4_g32"):
+    shared = HybridShared.create(worker, DeferralPlan.create(LAYERS, TOP_K, deferred), CPU, MAX_TOKENS, HIDDEN, TOP_K)
+    compute = NativeCompute(pool, fmt)
+    arena = ExpertArena(CPU, sum(compute.sizes), LAYERS * EXPERTS)
+    layers = [make_layer(pool, seed, fmt) for seed in range(LAYERS)]
+    gpus = [make_gpu_experts(driver, compute, 0, arena) for _ in range(LAYERS)]
+    strategies = []
+    for i in range(LAYERS):
+        strategies.append(HybridDecode(i, layers[i], gpus[i], shared, strategies[-1] if strategies else None))
+    return layers, gpus, strategies
+
+
+def run(strategies, xs, topks):
+    outs = []
+    for i, (strategy, x, topk) in enumerate(zip(strategies, xs, topks, strict=True)):
+        ctx = LayerContext(i, torch.full_like(x, float("nan")))
+        strategy.submit(x, topk, ctx)
+        strategy.finish(x, topk, ctx)
+        outs.append(ctx.out)
+    return outs
+
+
+def make_inputs(tokens, seed=0):
+    rng = np.random.default_rng(seed)
+    xs = [torch.from_numpy(rng.standard_normal((tokens, HIDDEN), np.float32)) for _ in range(LAYERS)]
+    return xs, [routing(tokens, rng) for _ in range(LAYERS)]
+
+
+@pytest.mark.parametrize("on_gpu", [(), (1, 4), tuple(range(EXPERTS))], ids=["none", "some", "all"])
+def test_results_do_not_depend_on_where_experts_are(worker, driver, pool, on_gpu):
+    layers, gpus, strategies = make_strategies(worker, driver, pool)
+    cases = [make_inputs(tokens, seed=tokens) for tokens in (1, 3, 8)]
+    expected = [
+        [forward(layer, x, t.ids, t.weights) for layer, x, t in zip(layers, *case, strict=True)] for case in cases
+    ]
+    scales = [
+        [forward(layer, x, t.ids, t.weights).abs().max() for layer, x, t in zip(layers, *case, strict=True)]
+        for case in cases
+    ]
+    for layer, gpu in zip(layers, gpus, strict=True):
+        for expert in on_gpu:
+            to_gpu(layer, gpu, expert)
+        assert gpu.experts == list(on_gpu)
+    for case, results, scale in zip(cases, expected, scales, strict=True):
+        for got, want, size in zip(run(strategies, *case), results, scale, strict=True):
+            if len(on_gpu) in {0, EXPERTS}:
+                assert torch.equal(got, want)
+            else:  # two partial sums of float32, TOP_K terms in all
+                assert (got - want).abs().max() <= 2 * TOP_K * 2.0**-23 * size
+    assert worker.faults == 0
+
+
+def test_experts_move_back_and_forth_and_compute_the_same(worker, driver, pool):
+    layers, gpus, strategies = make_strategies(worker, driver, pool)
+    case = make_inputs(2)
+    expected = run(strategies, *case)
+    nbytes = [layer.nbytes for layer in layers]
+    rng = np.random.default_rng(5)
+    for _ in range(100):
+        layer, expert = int(rng.integers(LAYERS)), int(rng.integers(EXPERTS))
+        (to_cpu if expert in gpus[layer].experts else to_gpu)(layers[layer], gpus[layer], expert)
+    for layer, gpu, size in zip(layers, gpus, nbytes, strict=True):
+        assert layer.nbytes == size - len(gpu.experts) * layer.bytes_per_expert
+        assert [e for e in range(EXPERTS) if layer.is_loaded(e)] == [e for e in range(EXPERTS) if e not in gpu.experts]
+    for got, want in zip(run(strategies, *case), expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=float(want.abs().max()) * 2 * TOP_K * 2.0**-23)
+    for layer, gpu in zip(layers, gpus, strict=True):
+        for expert in gpu.experts:
+            to_cpu(layer, gpu, expert)
+    for got, want in zip(run(strategies, *case), expected, strict=True):
+        assert torch.equal(got, want)
+
+
+def late_slots(weights, ids, on_gpu, count):
+    """Straight from the rule, slot by slot."""
+    late = np.zeros(ids.shape, bool)
+    for t in range(len(ids)):
+        by_weight = sorted(range(ids.shape[1]), key=lambda s: (-weights[t, s], s))
+        for slot in by_weight[len(by_weight) - count :]:
+            late[t, slot] = int(ids[t, slot]) not in on_gpu
+    return late
+
+
+@pytest.mark.parametrize("deferred", [1, TOP_K - 1])
+@pytest.mark.parametrize("on_gpu", [(), (0, 3)], ids=["none", "some"])
+def test_deferral_follows_its_schedule(worker, driver, pool, deferred, on_gpu):
+    layers, gpus, strategies = make_strategies(worker, driver, pool, deferred)
+    xs, topks = make_inputs(5, seed=7)
+    expected, carried = [], None
+    for i, (layer, x, topk) in enumerate(zip(layers, xs, topks, strict=True)):
+        count = deferred if i < LAYERS - 1 else 0
+        late = torch.from_numpy(late_slots(topk.weights.numpy(), topk.ids.numpy(), on_gpu, count))
+        gpu_slot = torch.isin(topk.ids, torch.tensor(on_gpu, dtype=torch.int32))
+        halves = [topk.ids.masked_fill(~mask, -1) for mask in (gpu_slot, ~gpu_slot & ~late, late)]
+        gpu, now, later = (forward(layer, x, ids.contiguous(), topk.weights) for ids in halves)
+        total = gpu + now
+        expected.append(total if carried is None else total + carried)
+        carried = later if count else None
+    assert carried is None
+    for layer, gpu_experts in zip(layers, gpus, strict=True):
+        for expert in on_gpu:
+            to_gpu(layer, gpu_experts, expert)
+    for _ in range(2):  # nothing is left over from a forward
+        for got, want in zip(run(strategies, xs, topks), expected, strict=True):
+            assert torch.equal(got, want)
+
+
+def test_plans_of_deferral():
+    assert DeferralPlan.create(4, 8, 2).deferred == (2, 2, 2, 0)
+    assert DeferralPlan.create(1, 8, 2).deferred == (0,)
+    assert DeferralPlan.create(3, 8, 0).deferred == (0, 0, 0)
+    for wrong in (-1, 8):
+        with pytest.raises(ConfigError, match="deferred"):
+            DeferralPlan.create(4, 8, wrong)
+
+
+def test_of_equal_weights_the_later_slot_is_late():
+    topk = TopK(torch.tensor([[4, 2, 5]], dtype=torch.int32), torch.tensor([[0.5, 0.25, 0.25]]))
+    now, late = split_slots(topk, 1, torch.full((6, 3), -1, dtype=torch.int64))
+    assert now.tolist() == [[4, 2, -1]] and late.tolist() == [[-1, -1, 5]]
+
+
+def test_slots_run_out_with_a_message():
+    arena = ExpertArena(CPU, 64, 1)
+    start = arena.take()
+    with pytest.raises(ConfigError, match="free slot"):
+        arena.take()
+    arena.give_back(start)
+    assert arena.num_free == 1
+
+
+def test_an_exchange_masks_experts_of_the_gpu():
+    exchange = ExpertExchange(CPU, 4, 8, 2)
+    table = torch.full((3, 3), -1, dtype=torch.int64)
+    table[1] = 0
+    ids = torch.tensor([[0, 1], [-1, 2]], dtype=torch.int32)
+    exchange.give(torch.ones(2, 8), TopK(ids, torch.ones(2, 2)), table)
+    assert exchange.ids[:2].tolist() == [[0, -1], [-1, 2]]
+    assert exchange.tokens.tolist() == [2]
