@@ -36,8 +36,10 @@ FAILING_SEED = 13
 SLOW_SEED = 14
 SLOW_SECONDS = 1.0
 # Seed ANSWER_SEED + i is answered with the i-th list of token ids in the file `answers` of the configuration. A list of
-# lists is given out one list a step.
+# lists is given out one list a step, and ends for its length when it is out of lists. Where `answers` is a directory,
+# seed ANSWER_SEED + ANSWERS_PER_FILE * k + i means the i-th list in its file k.
 ANSWER_SEED = 1000
+ANSWERS_PER_FILE = 100_000
 
 
 class FakeEngine:
@@ -51,7 +53,8 @@ class FakeEngine:
         self.totals = {"prompt_tokens": 0, "generation_tokens": 0, "prefix_hit_tokens": 0, "aborted": 0}
         self.done = False
         self.progress: list[PrefillProgress] = []
-        self.answers: list[list[int]] | None = None
+        self.answers: list | None = None
+        self.answers_path: Path | None = None
 
     def journal(self, **event) -> None:
         if path := self.config.get("journal"):
@@ -127,9 +130,13 @@ class FakeEngine:
         """The scripted answer that seed ANSWER_SEED + i asks for."""
         if seed is None or seed < ANSWER_SEED or "answers" not in self.config:
             return None
-        if self.answers is None:
-            self.answers = json.loads(Path(self.config["answers"]).read_text())
-        return self.answers[seed - ANSWER_SEED]
+        path = Path(self.config["answers"])
+        number, index = divmod(seed - ANSWER_SEED, ANSWERS_PER_FILE)
+        if path.is_dir():
+            path = path / str(number)
+        if self.answers is None or self.answers_path != path:
+            self.answers, self.answers_path = json.loads(path.read_text()), path
+        return self.answers[index]
 
     def advance(self, rid: str, state: dict) -> TokenOutput:
         request, count = state["request"], state["count"]
@@ -137,7 +144,7 @@ class FakeEngine:
         choice = int(rid.rsplit(".", 1)[-1]) if "." in rid else 0
         answer = self.answer(sampling.seed) or request.token_ids
         if answer and isinstance(answer[0], list):
-            return self.advance_by_chunk(rid, state, answer[state["steps"]])
+            return self.advance_by_chunk(rid, state, answer)
         token = answer[(count + choice) % len(answer)]
         state["count"] = count + 1
         self.totals["generation_tokens"] += 1
@@ -161,15 +168,17 @@ class FakeEngine:
             cached_tokens=cached if count == 0 else 0,
         )  # fmt: skip
 
-    def advance_by_chunk(self, rid: str, state: dict, chunk: list[int]) -> TokenOutput:
-        sampling = state["request"].sampling
+    def advance_by_chunk(self, rid: str, state: dict, chunks: list[list[int]]) -> TokenOutput:
+        sampling, chunk = state["request"].sampling, chunks[state["steps"]]
         token_ids, finish, matched = chunk, None, None
         ends = [place for place, token in enumerate(chunk) if token in sampling.stop_token_ids]
         if ends:
             token_ids, finish = chunk[: ends[0] + 1], "stop"
             matched = token_ids[-1]
-        if state["count"] + len(token_ids) >= sampling.max_tokens and not finish:
+        elif state["count"] + len(chunk) >= sampling.max_tokens:
             token_ids, finish = chunk[: sampling.max_tokens - state["count"]], "length"
+        elif state["steps"] == len(chunks) - 1:
+            finish = "length"
         state["count"] += len(token_ids)
         state["steps"] += 1
         self.totals["generation_tokens"] += len(token_ids)

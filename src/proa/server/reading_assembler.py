@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import groupby
+
+import msgspec
 
 from proa.chat.detokenizer import Detokenizer, StopStrings, TokenBytes
 from proa.chat.dialect import AnswerReading
-from proa.chat.output.events import ContentDelta, Event, Piece
+from proa.chat.output.events import ArgumentsDelta, CallStart, ContentDelta, Event, Piece
 from proa.core.sampling_params import SamplingParams
 from proa.ipc.messages import TokenOutput
 from proa.server.assembler import Delta, TokenEntry
@@ -53,9 +56,10 @@ class ReadingAssembler:
             self.reasoning_tokens += self._parser.in_reasoning
             self._take(self._parser.push(self._pieces(token_id)), delta)
             if self.is_finished:
-                return delta
-        if output.finish_reason is not None:
+                break
+        if output.finish_reason is not None and not self.is_finished:
             self._finish(output, delta)
+        delta.events = _joined(delta.events)
         return delta
 
     def _pieces(self, token_id: int) -> Iterable[Piece]:
@@ -99,3 +103,22 @@ class ReadingAssembler:
     def _add_content(self, text: str, delta: Delta) -> None:
         if text:
             delta.events.append(ContentDelta(text))
+
+
+def _joined(events: list[Event]) -> list[Event]:
+    """Texts that go on are one event: a step of many tokens brings few."""
+    if len(events) < 2:
+        return events
+    joined: list[Event] = []
+    for _, run in groupby(events, key=_place):
+        first, *rest = run
+        if not rest or isinstance(first, CallStart):
+            joined += [first, *rest]
+        else:
+            text = "".join(event.text for event in (first, *rest) if not isinstance(event, CallStart))
+            joined.append(msgspec.structs.replace(first, text=text))
+    return joined
+
+
+def _place(event: Event) -> tuple[type, int]:
+    return type(event), event.index if isinstance(event, ArgumentsDelta | CallStart) else 0
