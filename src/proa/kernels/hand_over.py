@@ -1,4 +1,4 @@
-"""Hidden states and routing of a few tokens to memory that CPU experts read, in one launch."""
+"""Hidden states and routing to memory that CPU experts read, in one launch."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def hand_over(
     """Writes `host`: x float32 `[T, H]`, ids int32 `[T, k]`, weights float32 `[T, k]`, number of tokens int32 `[1]`.
 
     x: float32 or bf16 `[T, H]`, rows strided; ids: int32 and weights: float32 `[T, k]`, contiguous. table: int64
-    `[E, 3]`, `table[e, 0] >= 0` for experts on the GPU, whose ids become -1. `host` may be pinned CPU memory as the
+    `[E, n]`, `table[e, 0] >= 0` for experts on the GPU, whose ids become -1. `host` may be pinned CPU memory as the
     device sees it.
     """
     tokens, hidden = x.shape
-    slots = ids.numel()
+    slots = ids.shape[1]
     host_x, host_ids, host_weights, host_tokens = host
     blocks = -(-hidden // _BLOCK)
     _hand_over[(tokens, blocks + 1)](
         x, ids, weights, table, host_x, host_ids, host_weights, host_tokens, tokens, hidden, slots, blocks,
-        x.stride(0), table.stride(0), BLOCK=_BLOCK, SLOTS=next_power_of_2(max(1, slots)), num_warps=4,
+        x.stride(0), table.stride(0), BLOCK=_BLOCK, SLOTS=next_power_of_2(slots), num_warps=4,
     )  # fmt: skip
 
 
@@ -60,11 +60,13 @@ def _hand_over(
         inside = column < hidden
         row = tl.load(x + token.to(tl.int64) * x_row + column, mask=inside, other=0.0)
         tl.store(host_x + token.to(tl.int64) * hidden + column, row.to(tl.float32), mask=inside)
-    elif token == 0:
+    else:
         slot = tl.arange(0, SLOTS)
         inside = slot < slots
-        expert = tl.load(ids + slot, mask=inside, other=-1)
+        first = token.to(tl.int64) * slots
+        expert = tl.load(ids + first + slot, mask=inside, other=-1)
         place = tl.load(table + expert.to(tl.int64) * table_row, mask=inside & (expert >= 0), other=-1)
-        tl.store(host_ids + slot, tl.where(place >= 0, -1, expert), mask=inside)
-        tl.store(host_weights + slot, tl.load(weights + slot, mask=inside, other=0.0), mask=inside)
-        tl.store(host_tokens, tokens)
+        tl.store(host_ids + first + slot, tl.where(place >= 0, -1, expert), mask=inside)
+        tl.store(host_weights + first + slot, tl.load(weights + first + slot, mask=inside, other=0.0), mask=inside)
+        if token == 0:
+            tl.store(host_tokens, tokens)
