@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# `pytest tests/chat/test_family_output.py --hypothesis-profile long`: 112 000 examples over all families.
-settings.register_profile("long", max_examples=7000, deadline=None)
+# `pytest tests/chat/test_family_output.py -k seed --hypothesis-profile long`: 100 000 examples over all families.
+settings.register_profile("long", max_examples=12_500, deadline=None)
 
 SHARED = Path(__file__).parents[2].parent / "shared"
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,29 @@ def test_any_text(family, data):
     pieces = pieces_of(text, FAMILIES[family].markers)
     for chunks in (cut(text, cuts), list(text), [pieces]):
         assert summary(parse(family, chunks)) == summary(events)
+    check_stream(family, events, spelled=True)
+
+
+@pytest.mark.parametrize("family", OTHERS)
+@settings(deadline=None)
+@given(st.integers(0, 2**64 - 1))
+def test_the_output_of_a_seed(family, seed):
+    """The two tests above over cheaper examples, for long runs: see `conftest.py`."""
+    rng = random.Random(seed)
+    parts = [*FAMILIES[family].markers, *FRAGMENTS[family], *'0 \n"{}<>/=🙂é', "", "<", " weather"]
+    drawn = rng.choices(parts, k=rng.randrange(24))
+    markers = FAMILIES[family].markers
+    pieces = [(part, part in markers and rng.random() < 0.9) for part in drawn]
+    options = {"in_reasoning": rng.random() < 0.3}
+    events = parse(family, [pieces], **options)
+    single = [[(c, False) for c in text] if not is_marker else [(text, True)] for text, is_marker in pieces]
+    assert summary(parse(family, single, **options)) == summary(events)
+    check_stream(family, events, spelled=False)
+    text = "".join(drawn)
+    events = parse(family, [text], **options)
+    cuts = rng.sample(range(len(text) + 1), k=rng.randrange(min(len(text), 5) + 1))
+    for chunks in (cut(text, cuts), list(text), [pieces_of(text, markers)]):
+        assert summary(parse(family, chunks, **options)) == summary(events)
     check_stream(family, events, spelled=True)
 
 

@@ -66,6 +66,10 @@ class Body(Protocol):
         ...
 
 
+# Attributes of an enum are slow to look up, and every token does.
+_CONTENT, _REASONING, _VALUE, _ARGUMENTS = State.CONTENT, State.REASONING, State.VALUE, State.ARGUMENTS
+_HEADER = frozenset({State.NAME, State.KEY, State.MAYBE_NAME})
+
 # What a marker does. True: the state it led to has to look at the marker again.
 Action = Callable[["CallMachine", list[Event]], "bool | None"]
 
@@ -98,14 +102,14 @@ class _Lexer:
     """Finds one state's markers in text."""
 
     search: Callable[[str, int], re.Match[str] | None]
-    first: tuple[str, ...]  # characters of markers that can be cut
+    first: frozenset[str]  # the characters that markers begin with
     beginnings: frozenset[str]
     longest: int
 
     def held(self, text: str, begin: int) -> int:
         """How many characters at the end of `text[begin:]` may be the beginning of a marker."""
         tail = text[max(begin, len(text) - self.longest) :]
-        if not any(character in tail for character in self.first):
+        if self.first.isdisjoint(tail):
             return 0
         return longest_suffix_in(tail, self.beginnings, self.longest)
 
@@ -120,7 +124,7 @@ def _lexers(form: OutputFormat, spelled: frozenset[str]) -> dict[State, _Lexer]:
         if markers:
             beginnings = frozenset(marker[:length] for marker in markers for length in range(1, len(marker)))
             pattern = re.compile("|".join(map(re.escape, markers)))
-            first = tuple({beginning[0] for beginning in beginnings})
+            first = frozenset(marker[0] for marker in markers)
             lexers[state] = _Lexer(pattern.search, first, beginnings, max(map(len, markers)))
     return lexers
 
@@ -221,6 +225,9 @@ class CallMachine:
     def _lex(self, text: str, lexers: Mapping[State, _Lexer], events: list[Event]) -> None:
         if self._held:
             text, self._held = self._held + text, ""
+        elif (lexer := lexers.get(self._state)) is None or lexer.first.isdisjoint(text):
+            self._text(text, events)
+            return
         position = 0
         while position < len(text):
             lexer = lexers.get(self._state)
@@ -248,13 +255,13 @@ class CallMachine:
         if not text:
             return
         state = self._state
-        if state is State.CONTENT:
+        if state is _CONTENT:
             self._prose.content(text, events)
-        elif state is State.REASONING:
+        elif state is _REASONING:
             self._prose.reasoning(text, events)
-        elif state in {State.VALUE, State.ARGUMENTS}:
+        elif state is _VALUE or state is _ARGUMENTS:
             self._body.text(text, events)
-        elif state in {State.NAME, State.KEY, State.MAYBE_NAME}:
+        elif state in _HEADER:
             self._header.append(text)
 
     # ---- actions ----

@@ -17,6 +17,8 @@ from proa.chat.output.tools import BLANKS, DeclaredTools, parse_json
 
 __all__ = ["Parameter", "XmlBody", "attribute_name", "attribute_parameter", "plain_parameter"]
 
+# JSON's form of a string, non-ASCII characters as they are.
+_quoted = json.encoder.encode_basestring
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 # What a value of each type may begin with, in JSON or as Python writes it.
 _FIRST = {
@@ -112,6 +114,9 @@ class XmlBody:
 
     def text(self, text: str, events: list[Event], *, is_marker: bool = False) -> None:
         """More of the value, or of the one JSON object that stands for all of them."""
+        if self._is_told and not (is_marker or self._held or text.endswith("\n")):  # most tokens
+            self._tell(_quoted(text)[1:-1], events)
+            return
         if self._parameter is None:
             self._is_raw = True
             self._calls.arguments(text, events, is_marker=is_marker)
@@ -137,6 +142,7 @@ class XmlBody:
             self._tell_key(events)
             self._tell(_as_json(value, self._types) or _quoted(self._without_line_breaks(value)), events)
         self._parameter = None
+        self._is_told = False
 
     def end(self, events: list[Event], *, is_cut: bool = False) -> None:
         """The call is complete, or generation ended inside it."""
@@ -147,6 +153,7 @@ class XmlBody:
         elif not self._num_parameters and not self._is_raw:
             self._calls.arguments("{", events)
         self._parameter = None
+        self._is_told = False
         self._calls.end(events)
 
     # ---- strings ----
@@ -195,7 +202,3 @@ def _as_json(text: str, types: frozenset[str]) -> str | None:
     if text[:1] in ("{", "[", '"') and isinstance(parse_json(text), kinds if "string" in types else (*kinds, str)):
         return text
     return None
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
