@@ -1,0 +1,175 @@
+"""A whole model whose trunk is on the GPU against the same on the CPU and against transformers in float64.
+
+Without a GPU one test runs the kernels in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("compressed_tensors")
+
+from tests.models.conftest import MAX_TOKENS, make_case, one_torch_thread, runtime  # noqa: F401, fixtures
+from tests.models.paging import Pager, all_logits
+from tests.models.storages import STORAGES
+from tests.models.test_oracle import NOISE_FACTOR, reference_logits, rounding_noise, tokens
+from tests.models.variants import VARIANTS, VOCAB
+
+from proa.device.gpu import FEW_TOKENS, GpuDevice, LinearKernels
+from proa.models import load_model
+from proa.weights.checkpoint import Checkpoint
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy in the interpreter
+
+GPU = torch.cuda.is_available()
+PROMPT, ANSWER = 24, 16
+on_gpu_only = pytest.mark.skipif(not GPU, reason="the interpreter is slow and multiplies float32 anyway")
+# Float32 weights are multiplied in float32, bf16 ones of few tokens with 16 bits of the activations.
+EXACT = [v for v in VARIANTS if STORAGES[v.storage].trunk == torch.float32 and STORAGES[v.storage].experts_only]
+BFLOAT16 = [v for v in VARIANTS if STORAGES[v.storage].trunk == torch.bfloat16 and STORAGES[v.storage].experts_only]
+ROUNDED = [v for v in VARIANTS if not STORAGES[v.storage].experts_only]
+MIXED = [v for v in EXACT if v.name in ("deepseek_groups_yarn", "mixtral_tied")][: None if GPU else 1]
+
+
+@pytest.fixture(scope="module")
+def trunk(device, runtime):  # noqa: F811
+    from proa.kernels import trunk
+
+    linears = LinearKernels(trunk.linear, trunk.heads_linear, frozenset(trunk.KINDS))
+    return GpuDevice(runtime, device, trunk, linears=linears)
+
+
+@pytest.fixture
+def load_pair(make_case, runtime, trunk):  # noqa: F811
+    """A case, its model on the CPU and on the GPU; experts with float activations, which noise cannot flip."""
+
+    def load(variant):
+        case = make_case(variant)
+        options = {"max_tokens": MAX_TOKENS, "max_positions": 256, "expert_activations": "bf16"}
+        checkpoint = Checkpoint.open(case.path)
+        on_cpu = load_model(checkpoint, runtime, **options)
+        on_gpu = load_model(checkpoint, runtime, device=trunk, attention="triton", **options)
+        return case, on_cpu, on_gpu
+
+    return load
+
+
+def greedy(model, ids, count, device, dtype="float32"):
+    """The tokens that `model` continues `ids` with; prompts in chunks of few tokens."""
+    pages = Pager(model, num_blocks=8, dtype=dtype, device=device)
+    sequence = pages.sequence(len(ids) + count)
+    for chunk in ids[:-1].split(FEW_TOKENS):
+        pages.forward([(sequence, chunk)], last_only=True)
+    ids, found = ids[-1:], []
+    for _ in range(count):
+        ids = pages.forward([(sequence, ids)])[-1:].argmax(-1).int()
+        found.append(int(ids))
+    return found
+
+
+@on_gpu_only
+@pytest.mark.parametrize("variant", EXACT, ids=str)
+def test_logits_with_float32_weights(variant, load_pair, device):
+    """Prompts of many and of few tokens, within the bound of the native kernels; their greedy tokens."""
+    case, on_cpu, on_gpu = load_pair(variant)
+    ids = tokens()[:PROMPT]
+    exact = reference_logits(copy.deepcopy(case.reference).double(), ids)
+    bound = NOISE_FACTOR * rounding_noise(case, ids, exact)
+    for size in (PROMPT, FEW_TOKENS):
+        pages = Pager(on_gpu, num_blocks=8, device=device)
+        sequence = pages.sequence(PROMPT)
+        for chunk in ids.split(size):
+            pages.forward([(sequence, chunk)])
+        assert (all_logits(sequence).double() - exact).abs().max().item() <= bound
+    assert greedy(on_gpu, ids, ANSWER, device) == greedy(on_cpu, ids, ANSWER, "cpu")
+
+
+@on_gpu_only
+@pytest.mark.parametrize("variant", BFLOAT16, ids=str)
+def test_greedy_tokens_with_bfloat16_weights(variant, load_pair, device):
+    _, on_cpu, on_gpu = load_pair(variant)
+    ids = tokens()[:PROMPT]
+    assert greedy(on_gpu, ids, ANSWER, device) == greedy(on_cpu, ids, ANSWER, "cpu")
+
+
+@on_gpu_only
+@pytest.mark.parametrize("variant", ROUNDED, ids=str)
+def test_logits_with_weights_of_few_bits(variant, load_pair, device):
+    """Each weight is rounded to 8 bits, at most 2^-9 off; a few layers of sums of such errors stay near that size."""
+    _, on_cpu, on_gpu = load_pair(variant)
+    ids = tokens()[:FEW_TOKENS]
+    served, expected = (
+        Pager(model, num_blocks=8, device=where) for model, where in ((on_gpu, device), (on_cpu, "cpu"))
+    )
+    served, expected = (p.forward([(p.sequence(FEW_TOKENS), ids)]) for p in (served, expected))
+    assert ((served - expected).norm() / expected.norm()).item() < 2.0**-5
+
+
+@pytest.mark.parametrize("variant", MIXED, ids=str)
+def test_single_tokens_beside_chunks(variant, load_pair, device):
+    """Three answers and two prompts in one forward of many tokens: each as it is alone."""
+    case, _, on_gpu = load_pair(variant)
+    prompts = [tokens(count, seed) for seed, count in enumerate((5, 9, 1, 20, 17))]
+    pages = Pager(on_gpu, num_blocks=16, device=device)
+    sequences = [pages.sequence(32) for _ in prompts]
+    for sequence, ids in zip(sequences[:3], prompts[:3], strict=True):
+        pages.forward([(sequence, ids)])
+    more = [torch.tensor([token], dtype=torch.int32) for token in (3, 14, 15)]
+    pages.forward(list(zip(sequences, more + prompts[3:], strict=True)))
+    whole = [torch.cat(parts) for parts in zip(prompts[:3], more, strict=True)] + prompts[3:]
+    for sequence, ids in zip(sequences, whole, strict=True):
+        exact = reference_logits(copy.deepcopy(case.reference).double(), ids)
+        bound = NOISE_FACTOR * rounding_noise(case, ids, exact)
+        assert (all_logits(sequence).double() - exact).abs().max().item() <= bound
+
+
+@on_gpu_only
+@pytest.mark.parametrize("name", ["deepseek_groups_yarn", "qwen3", "kimi_int4"])
+def test_engine_on_the_gpu(name, make_case):  # noqa: F811
+    """Load, plan, schedule, draw: the answers of the engine on the CPU, greedy and sampled."""
+    path = make_case(next(v for v in VARIANTS if v.name == name)).path
+    on_gpu, info = answers(path, "cuda")
+    assert info["device"].startswith("NVIDIA") and "GiB free" in info["gpu_memory"]
+    on_cpu, _ = answers(path, "cpu")
+    assert on_gpu == on_cpu
+
+
+def answers(path, device):
+    from proa.core.sampling_params import SamplingParams
+    from proa.engine.build import build_engine
+    from proa.engine.config import EngineConfig
+    from proa.engine.load import load_checkpoint
+    from proa.ipc.messages import Generate
+
+    config = EngineConfig(
+        model_path=str(path),
+        to_engine="",
+        from_engine="",
+        device=device,
+        kv_cache_dtype="float32",
+        expert_activations="bf16",
+        max_total_tokens=4096,
+        chunked_prefill_size=FEW_TOKENS,
+        max_running_requests=4,
+        num_threads=1,
+    )
+    loaded = load_checkpoint(config, lambda done, total: None)
+    engine = build_engine(config, loaded)
+    found = {}
+    for index in range(6):
+        how = {"temperature": 0.8, "top_p": 0.9, "seed": index} if index % 2 else {"temperature": 0.0}
+        how |= {"logprobs": 1} if index == 4 else {}
+        params = SamplingParams(max_tokens=12, ignore_eos=True, **how)
+        prompt = torch.randint(0, VOCAB, (7 + 5 * index,), generator=torch.Generator().manual_seed(index)).tolist()
+        engine.submit(Generate(rid=str(index), token_ids=prompt, sampling=params))
+        found[str(index)] = []
+    while engine.has_work:
+        for output in engine.step().outputs:
+            assert not output.error, output.error
+            found[output.rid] += output.token_ids
+    engine.check_integrity()
+    return found, loaded.info
