@@ -56,10 +56,11 @@ nb::list kernel_report(const std::string& format_name, int64_t out_features, int
   return report;
 }
 
-std::unique_ptr<gemm::PackedWeight> pack(const Pool& pool, nb::handle linear) {
+std::unique_ptr<gemm::PackedWeight> pack(const Pool& pool, nb::handle linear,
+                                         const std::string& activations_name) {
   RawLinear raw("PackedWeight.pack", "linear", linear);
-  const gemm::Kernel& kernel =
-      required_kernel("PackedWeight.pack", raw.format(), raw.shape(), gemm::Activations::kInt8);
+  const auto activations = parse_activations("PackedWeight.pack", activations_name);
+  const gemm::Kernel& kernel = required_kernel("PackedWeight.pack", raw.format(), raw.shape(), activations);
   const format::RawWeight& weight = raw.checked_weight();
   const auto threads = pool.use();
   nb::gil_scoped_release release;
@@ -144,13 +145,15 @@ void init_gemm(nb::module_& m) {
   m.def("packed_bytes", &packed_bytes, "format"_a, "out_features"_a, "in_features"_a,
         "Bytes of a linear [out, in] in kernel layout. ValueError for a shape that the format cannot hold.");
   m.def("kernel_report", &kernel_report, "format"_a, "out_features"_a, "in_features"_a,
-        "activations"_a = "int8",
+        "activations"_a = "trunk",
         "Every kernel of a weight format, best first: {name, chosen, reason} for a linear [out, in] on this "
-        "machine. activations 'bf16' passes over kernels that round activations to int8 where others run.");
+        "machine. activations: what kernels may round them to where others run. 'trunk': not to one bf16 "
+        "number, 'int8': to anything, 'bf16': not to int8.");
   nb::class_<gemm::PackedWeight>(m, "PackedWeight", "One linear [out, in] in kernel layout (csrc/format).")
-      .def_static("pack", &pack, "pool"_a, "linear"_a,
+      .def_static("pack", &pack, "pool"_a, "linear"_a, "activations"_a = "trunk",
                   "linear: an object with the attributes of proa.weights.linear.RawLinear, which says what "
-                  "arrays each format has. TypeError or ValueError for others, ValueError when no kernel "
+                  "arrays each format has. activations: as for kernel_report. TypeError or ValueError for "
+                  "others, ValueError when no kernel "
                   "takes the shape.")
       .def_prop_ro("format",
                    [](const gemm::PackedWeight& w) { return std::string(format::format_name(w.format)); })

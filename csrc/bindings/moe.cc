@@ -296,7 +296,7 @@ void init_moe(nb::module_& m) {
            "With g = min(gate, limit) and u = clamp(up, -limit, limit), activation 'silu' is g * sigmoid(g) "
            "* u, "
            "'swigluoai' g * sigmoid(alpha * g) * (u + 1). Linears may have a bias when `bias` is set. "
-           "activations 'bf16' passes over kernels that round activations to int8 where others run.")
+           "activations: as for kernel_report.")
       .def("load", &BoundExpertLayer::load, "expert"_a, "gate"_a, "up"_a, "down"_a,
            "gate, up [intermediate, hidden], down [hidden, intermediate], objects as for PackedWeight.pack.")
       .def("forward", &BoundExpertLayer::forward, "x"_a, "ids"_a, "weights"_a, "out"_a,

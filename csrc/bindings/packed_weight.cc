@@ -45,10 +45,11 @@ format::WeightFormat parse_format(const char* function, const std::string& name)
 }
 
 gemm::Activations parse_activations(const char* function, const std::string& name) {
+  if (name == "trunk") return gemm::Activations::kTrunk;
   if (name == "int8") return gemm::Activations::kInt8;
   if (name == "bf16") return gemm::Activations::kBf16;
   throw std::invalid_argument(std::string("[") + function +
-                              "] expected activations as 'int8' or 'bf16', got '" + name + "'");
+                              "] expected activations as 'trunk', 'int8' or 'bf16', got '" + name + "'");
 }
 
 format::Shape checked_shape(const char* function, int64_t out_features, int64_t in_features) {

@@ -16,7 +16,7 @@ namespace proa::bindings {
 // Throws std::invalid_argument naming the formats there are.
 format::WeightFormat parse_format(const char* function, const std::string& name);
 
-// "int8" or "bf16". Throws std::invalid_argument.
+// "trunk", "int8" or "bf16". Throws std::invalid_argument.
 gemm::Activations parse_activations(const char* function, const std::string& name);
 
 // Throws std::invalid_argument for sizes below 1 or far above any model.

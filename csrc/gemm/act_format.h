@@ -21,8 +21,10 @@ constexpr int64_t act_row_bytes(ActFormat act, int64_t in_features) noexcept {
       return quantized_row_bytes(in_features, 2);
     case ActFormat::kInt16G128:
       return int16_row_bytes(in_features);
-    case ActFormat::kBf16Terms:
-      return split_row_bytes(in_features);
+    case ActFormat::kBf16:
+      return split_row_bytes(1, in_features);
+    case ActFormat::kBf16x2:
+      return split_row_bytes(2, in_features);
   }
   return 0;
 }
@@ -37,7 +39,8 @@ constexpr int64_t act_group(ActFormat act) noexcept {
       return format::kGroup;
     case ActFormat::kInt16G128:
       return kInt16Group;
-    case ActFormat::kBf16Terms:
+    case ActFormat::kBf16:
+    case ActFormat::kBf16x2:
       return kSplitColumns;
   }
   return 1;

@@ -14,7 +14,7 @@ namespace proa::gemm {
 
 // What a cell reads as activations: f32 rows as they are, or rows written by its `quantize`
 // (quantized_act.h, split_act.h; act_format.h has their sizes).
-enum class ActFormat : uint8_t { kF32, kInt8G32, kInt8G32Halves, kInt16G128, kBf16Terms };
+enum class ActFormat : uint8_t { kF32, kInt8G32, kInt8G32Halves, kInt16G128, kBf16, kBf16x2 };
 
 // Row m of the activations is data + stride_bytes * (index == nullptr ? m : index[m]).
 struct ActRows {
@@ -41,8 +41,8 @@ struct GemmArgs {
 };
 
 // The bits of a result depend on neither num_tokens nor the panel range. All cells of one weight format give
-// the same bits, those with kBf16Terms aside: each output has one accumulator, fed in the order of k by fused
-// multiply-adds (docs/decisions/0001; the others: 0002).
+// the same bits, those that multiply bf16 tiles aside: each output has one accumulator, fed in the order of k
+// by fused multiply-adds (docs/decisions/0001; the others: 0002).
 struct Kernel {
   const char* name;  // "avx512.int4_g32"
   cpu::IsaMask required_isa;
@@ -65,12 +65,16 @@ struct Candidate {
   std::string reason;  // why it was chosen or not
 };
 
-// kInt8: the fastest cells. kBf16: no cells that quantize activations to int8, for formats that have others
-// that can run.
-enum class Activations : uint8_t { kInt8, kBf16 };
+// What cells may round activations to, where a format has others that can run. kTrunk (attention, head): not
+// to one bf16 term, so that float weights meet 16 bits or more. kInt8: to anything, the fastest cells. kBf16:
+// not to int8.
+enum class Activations : uint8_t { kTrunk, kInt8, kBf16 };
 
 constexpr bool is_int8(ActFormat act) noexcept {
   return act == ActFormat::kInt8G32 || act == ActFormat::kInt8G32Halves;
+}
+constexpr bool is_bf16_tiles(ActFormat act) noexcept {
+  return act == ActFormat::kBf16 || act == ActFormat::kBf16x2;
 }
 
 // All cells of `format` with the verdict for `shape` under the instructions `isa`. At most one is chosen.

@@ -9,20 +9,19 @@ namespace {
 constexpr const Kernel* kSingle[] = {
     &kAvx512F32,       &kAvx2F32,
     &kRefF32,  //
-    &kAmxBf16,         &kAvx512Bf16,        &kAvx2Bf16,
+    &kAmxBf16,         &kAmxBf16x2,        &kAvx512Bf16,        &kAvx2Bf16,
     &kRefBf16,  //
     &kAvx512F16,       &kAvx2F16,
     &kRefF16,  //
-    &kAmxInt8G128,     &kAvx512Int8G128,    &kAvxVnniInt8G128,
-    &kAvx2Int8G128,
+    &kAmxInt8G128,     &kAvx512Int8G128,   &kAvxVnniInt8G128,   &kAvx2Int8G128,
     &kRefInt8G128,  //
-    &kAmxFp8Block128,  &kAvx512Fp8Block128, &kAvx512BwFp8Block128,
+    &kAmxFp8Block128,  &kAmxFp8Block128x2, &kAvx512Fp8Block128, &kAvx512BwFp8Block128,
     &kAvx2Fp8Block128,
     &kRefFp8Block128,  //
-    &kAmxFp8Channel,   &kAvx512Fp8Channel,  &kAvx512BwFp8Channel,
+    &kAmxFp8Channel,   &kAmxFp8Channelx2,  &kAvx512Fp8Channel,  &kAvx512BwFp8Channel,
     &kAvx2Fp8Channel,
     &kRefFp8Channel,  //
-    &kAmxMxFp8,        &kAvx512MxFp8,       &kAvx512BwMxFp8,
+    &kAmxMxFp8,        &kAmxMxFp8x2,       &kAvx512MxFp8,       &kAvx512BwMxFp8,
     &kAvx2MxFp8,
     &kRefMxFp8,  //
 };

@@ -12,6 +12,7 @@ extern const Kernel kRefF32, kRefBf16, kRefF16, kRefFp8Block128, kRefFp8Channel,
 extern const Kernel kAvx2F32, kAvx2Bf16, kAvx2F16, kAvx2Fp8Block128, kAvx2Fp8Channel, kAvx2MxFp8;
 extern const Kernel kAmxInt8G128, kAvx512Int8G128, kAvxVnniInt8G128, kAvx2Int8G128, kRefInt8G128;
 extern const Kernel kAmxBf16, kAmxFp8Block128, kAmxFp8Channel, kAmxMxFp8;
+extern const Kernel kAmxBf16x2, kAmxFp8Block128x2, kAmxFp8Channelx2, kAmxMxFp8x2;  // two bf16 terms
 extern const Kernel kAvx512F32, kAvx512Bf16, kAvx512F16;
 extern const Kernel kAvx512Fp8Block128, kAvx512Fp8Channel, kAvx512MxFp8;
 extern const Kernel kAvx512BwFp8Block128, kAvx512BwFp8Channel, kAvx512BwMxFp8;

@@ -9,6 +9,18 @@ bool can_run(const Kernel& kernel, const format::Shape& shape, cpu::IsaMask isa)
   return (kernel.required_isa & ~isa) == 0 && kernel.reject(shape) == nullptr;
 }
 
+bool is_allowed(ActFormat act, Activations activations) noexcept {
+  switch (activations) {
+    case Activations::kTrunk:
+      return act != ActFormat::kBf16;
+    case Activations::kInt8:
+      return true;
+    case Activations::kBf16:
+      return !is_int8(act);
+  }
+  return true;
+}
+
 std::string why_not(const Kernel& kernel, const format::Shape& shape, cpu::IsaMask isa) {
   const cpu::IsaMask missing = kernel.required_isa & ~isa;
   if (missing == 0) return kernel.reject(shape);
@@ -32,7 +44,9 @@ std::vector<Candidate> explain_selection(format::WeightFormat format, const form
     else if (kernel == chosen)
       reason = "the best kernel that can run";
     else
-      reason = passed ? "a better kernel can run" : "rounds activations to int8, which was not allowed";
+      reason = passed                 ? "a better kernel can run"
+               : is_int8(kernel->act) ? "rounds activations to int8, which was not allowed"
+                                      : "rounds activations to bf16, which was not allowed";
     passed = passed || kernel == chosen;
     candidates.push_back({kernel, kernel == chosen, std::move(reason)});
   }
@@ -41,13 +55,13 @@ std::vector<Candidate> explain_selection(format::WeightFormat format, const form
 
 const Kernel* select_kernel(format::WeightFormat format, const format::Shape& shape, cpu::IsaMask isa,
                             Activations activations) noexcept {
-  const Kernel* only_int8 = nullptr;
+  const Kernel* best = nullptr;
   for (const Kernel* kernel : all_kernels()) {
     if (kernel->weight != format || !can_run(*kernel, shape, isa)) continue;
-    if (activations == Activations::kInt8 || !is_int8(kernel->act)) return kernel;
-    if (only_int8 == nullptr) only_int8 = kernel;
+    if (is_allowed(kernel->act, activations)) return kernel;
+    if (best == nullptr) best = kernel;
   }
-  return only_int8;
+  return best;
 }
 
 }  // namespace proa::gemm

@@ -6,11 +6,17 @@
 //                                 one pair of columns for each output row, zeros where there is no column
 //   unpack(panel, step, columns, tile)   otherwise: makes that tile of the `columns` <= 32 columns of a step
 //   kScaling                      where its scales come in (gemm/panel.h)
+// Split<Weight, Terms> is it with the number of terms of the activations it meets.
 //
 // Every output goes through the same instructions for every number of tokens: for each 32 columns one tile
 // product per term of the activations, in that order.
 
 using format::kPanelRows;
+
+template <class Weight, int64_t Terms>
+struct Split : Weight {
+  static constexpr int64_t kTerms = Terms;
+};
 
 // kPerBlock: the products of 128 columns are summed from 0 and the sum, times its scale, is added to the
 // total. kPerRow: each total is multiplied by the scale of its row at the end.
@@ -36,17 +42,19 @@ constexpr int sum_tile(int block, int panel) { return 2 * block + panel; }
 constexpr int act_tile(int block) { return 4 + block; }
 constexpr int weight_tile(int panel) { return 6 + panel; }
 
+template <int64_t Terms>
 void split(const float* x, int64_t first, int64_t count, int64_t, std::byte* row) noexcept {
   const __m512 infinity = _mm512_set1_ps(std::numeric_limits<float>::infinity());
-  std::byte* dst = row + first / kSplitColumns * kSplitStepBytes;
+  std::byte* dst = row + first / kSplitColumns * Terms * kSplitTermBytes;
   for (int64_t k = 0; k < count; k += kSplitColumns) {
     const int64_t left = std::min(kSplitColumns, count - k);
     const auto mask = static_cast<uint32_t>((uint64_t{1} << left) - 1);
     __m512 low = _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask), x + k);
     __m512 high = _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask >> 16), x + k + kSplitColumns / 2);
-    for (int64_t term = 0; term < kSplitTerms; ++term, dst += kSplitTermBytes) {
+    for (int64_t term = 0; term < Terms; ++term, dst += kSplitTermBytes) {
       const auto bits = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
       _mm512_storeu_si512(dst, bits);
+      if (term + 1 == Terms) continue;
       const auto rest = [&](__m512 value, __m256i rounded) {
         const __m512 wide = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(rounded), 16));
         const __mmask16 finite = _mm512_cmp_ps_mask(_mm512_abs_ps(wide), infinity, _CMP_LT_OQ);
@@ -66,7 +74,7 @@ struct ActTiles {
 };
 
 struct Scratch {
-  alignas(64) std::byte acts[kBlocksPerPass * kChunkSteps][kSplitTerms][kTileBytes];
+  alignas(64) std::byte acts[kBlocksPerPass * kChunkSteps * kMaxSplitTerms][kTileBytes];
   alignas(64) std::byte weights[kPanelsPerPass][kChunkSteps][kTileBytes];
   alignas(64) float totals[kBlocksPerPass][kPanelsPerPass][kTileFloats];
   alignas(64) float sums[2][4][kTileFloats];
@@ -92,20 +100,21 @@ struct Steps {
 };
 
 // Rows of the same distance are read where they are, others are brought together.
+template <int64_t Terms>
 ActTiles act_tiles(const Pass& pass, const Steps& steps, Scratch& scratch) noexcept {
   const ActRows& rows = pass.args.x;
-  const int64_t offset = steps.first * kSplitStepBytes;
+  const int64_t offset = steps.first * Terms * kSplitTermBytes;
   if (rows.index == nullptr || pass.num_tokens == 1)
-    return {rows.row(pass.first_token) + offset, kTileRows * rows.stride_bytes, kSplitStepBytes,
+    return {rows.row(pass.first_token) + offset, kTileRows * rows.stride_bytes, Terms * kSplitTermBytes,
             kSplitTermBytes, rows.stride_bytes};
-  const int64_t block_bytes = steps.count * kSplitTerms * kTileBytes;
+  const int64_t block_bytes = steps.count * Terms * kTileBytes;
   for (int64_t m = 0; m < pass.num_tokens; ++m) {
     const std::byte* src = rows.row(pass.first_token + m) + offset;
-    std::byte* dst = scratch.acts[0][0] + m / kTileRows * block_bytes + m % kTileRows * kTileRowBytes;
-    for (int64_t line = 0; line < steps.count * kSplitTerms; ++line)
+    std::byte* dst = scratch.acts[0] + m / kTileRows * block_bytes + m % kTileRows * kTileRowBytes;
+    for (int64_t line = 0; line < steps.count * Terms; ++line)
       _mm512_store_si512(dst + line * kTileBytes, _mm512_loadu_si512(src + line * kTileRowBytes));
   }
-  return {scratch.acts[0][0], block_bytes, kSplitTerms * kTileBytes, kTileBytes, kTileRowBytes};
+  return {scratch.acts[0], block_bytes, Terms * kTileBytes, kTileBytes, kTileRowBytes};
 }
 
 // Panel `panel` of a pass.
@@ -227,12 +236,12 @@ inline void each_sum(const Product& p, float (*sums)[kTileFloats] = nullptr) noe
 }
 
 // 32 columns.
-template <int Blocks, int Panels>
+template <int64_t Terms, int Blocks, int Panels>
 inline void multiply_step(const Product& p, const std::byte* acts, const std::byte* weights) noexcept {
   tile_load<weight_tile(0)>(weights, kTileRowBytes);
   if constexpr (Panels > 1) tile_load<weight_tile(1)>(weights + p.weight_panel, kTileRowBytes);
 #pragma GCC unroll 4
-  for (int64_t term = 0; term < kSplitTerms; ++term, acts += p.layout.term) {
+  for (int64_t term = 0; term < Terms; ++term, acts += p.layout.term) {
     tile_load<act_tile(0)>(acts, p.layout.stride);
     if constexpr (Blocks > 1) tile_load<act_tile(1)>(acts + p.layout.block, p.layout.stride);
     each_sum<Blocks, Panels, AddProduct>(p);
@@ -281,7 +290,7 @@ void multiply_blocks(const Product& p, Ahead ahead, Pending& pending) noexcept {
   for (int64_t begin = 0; begin < p.steps; begin += span) {
     begin_sums<Weight, Blocks, Panels>(p);
     for (int64_t s = begin; s < std::min(begin + span, p.steps); ++s) {
-      multiply_step<Blocks, Panels>(p, acts, weights);
+      multiply_step<Weight::kTerms, Blocks, Panels>(p, acts, weights);
       ahead.request(Panels);
       acts += p.layout.step;
       weights += kTileBytes;
@@ -313,7 +322,7 @@ void multiply_stream(const Pass& pass, const Product& p, const Steps& steps, int
     begin_sums<Weight, 1, Panels>(p);
     for (int64_t s = begin; s < std::min(begin + span, p.steps); ++s, acts += p.layout.step) {
       if (s + kLeadSteps < p.steps) unpack_step(s + kLeadSteps);
-      multiply_step<1, Panels>(
+      multiply_step<Weight::kTerms, 1, Panels>(
           p, acts, Weight::kInPlace ? p.weights + s * kTileBytes : scratch.weights[0][s % kRingSteps]);
     }
     end_sums<Weight, 1, Panels>(p, begin / span, pending);
@@ -363,7 +372,7 @@ void multiply_chunk(const Pass& pass, const Steps& steps, Scratch& scratch, Pend
     for (int64_t i = 0; i < pass.num_panels; ++i)
       for (int64_t s = 0; s < steps.count; ++s)
         unpack<Weight>(pass, i, steps.first + s, scratch.weights[i][s]);
-  const ActTiles layout = act_tiles(pass, steps, scratch);
+  const ActTiles layout = act_tiles<Weight::kTerms>(pass, steps, scratch);
   // The next chunk is requested bit by bit by the blocks.
   const int64_t rounds = (pass.blocks() + 1) / 2 * steps.count;
   const int64_t left = steps_of(in) - steps.first - steps.count;
@@ -393,7 +402,7 @@ void multiply_chunk(const Pass& pass, const Steps& steps, Scratch& scratch, Pend
 // One block of tokens, one chunk.
 template <class Weight>
 void multiply_few(const Pass& pass, const Steps& steps, Scratch& scratch, Pending& pending) noexcept {
-  const ActTiles layout = act_tiles(pass, steps, scratch);
+  const ActTiles layout = act_tiles<Weight::kTerms>(pass, steps, scratch);
   configure(pass.num_tokens, 0);
   for (int64_t panel = 0; panel < pass.num_panels; panel += 2) {
     const Product p = product_of<Weight>(pass, steps, layout, 0, panel, scratch);
@@ -450,4 +459,12 @@ void gemm(const GemmArgs& args) noexcept {
       multiply_pass<Weight>({args, m, std::min(kTokensPerPass, args.num_tokens - m), panel,
                              std::min(kPanelsPerPass, args.panel_end - panel)},
                             scratch);
+}
+
+template <class Weight, int64_t Terms>
+constexpr Kernel split_kernel(const char* name, cpu::IsaMask isa,
+                              const char* (*reject)(const format::Shape&) noexcept) {
+  static_assert(Terms == 1 || Terms == 2);
+  return {name,   isa,          Weight::kFormat,           Terms == 1 ? ActFormat::kBf16 : ActFormat::kBf16x2,
+          reject, split<Terms>, gemm<Split<Weight, Terms>>};
 }

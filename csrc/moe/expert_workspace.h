@@ -31,14 +31,13 @@ inline constexpr int64_t kMaxGatheredBytes = int64_t{256} << 20;
 
 // One block, as large as the largest layer needs it, cut anew for the layer that runs. Layers reserve when
 // they are built; a forward allocates nothing. With n threads, P = max_tokens * max_top_k and B bytes per
-// activation (1.25 for int8 activations, 4 for two bf16 terms, and 4 for floats, where x takes nothing) a
-// layer needs at most
+// activation (1.25 for int8 activations, 2 for bf16 tiles, and 4 for floats, where x takes nothing) a layer
+// needs at most
 //   B * max_tokens * hidden + B * P * intermediate                               x and the intermediate
 //   + max(128 n P, min(8 MiB * n, 4 P * min(256 n, hidden + 32 n)))   results of down tiles
-//   + min(256 MiB, 4 P * hidden)                                                 two bf16 terms only:
-//   gathered x
+//   + min(256 MiB, 2 P * hidden)                                      bf16 tiles only: gathered x
 // bytes: 50 MB for the experts of Kimi K2 (hidden 7168, intermediate 2048, top-8, int4) at 528 tokens and 8
-// threads, 137 MB with 32 threads or more; 206 MB in bf16 on AMX with 8.
+// threads, 137 MB with 32 threads or more; 120 MB in bf16 on AMX with 8.
 class ExpertWorkspace {
  public:
   // `pool` must outlive the workspace. No batch may have more than max_tokens tokens.

@@ -41,7 +41,7 @@ void check_case(test::Rng& rng, WeightFormat weight, const Case& c) {
   std::map<gemm::ActFormat, std::vector<float>> expected;
   for (const gemm::Kernel* kernel : gemm::all_kernels()) {
     if (kernel->weight != weight || !runnable(*kernel)) continue;
-    if (kernel->act == gemm::ActFormat::kBf16Terms) continue;  // other bits: split_act_test.cc
+    if (gemm::is_bf16_tiles(kernel->act)) continue;  // other bits: split_act_test.cc
     std::vector<float>& scalar = expected[kernel->act];
     if (scalar.empty()) scalar = multiply(*scalar_kernel(weight, kernel->act), c, packed.bytes(), x, index);
     const auto out = multiply(*kernel, c, packed.bytes(), x, index);
@@ -130,7 +130,7 @@ void check_rows(WeightFormat weight, const test::CheckpointWeight& source,
   const test::PackedMemory packed(weight, source);
   for (const gemm::Kernel* kernel : gemm::all_kernels()) {
     if (kernel->weight != weight || !runnable(*kernel)) continue;
-    if (kernel->act == gemm::ActFormat::kBf16Terms && weight == WeightFormat::kMxFp8) continue;
+    if (gemm::is_bf16_tiles(kernel->act) && weight == WeightFormat::kMxFp8) continue;
     for (int64_t tokens : {1, 3}) {
       const std::vector<float> ones(static_cast<size_t>(3 * source.shape.in_features), 1.0f);
       const auto out = multiply(*kernel, {source.shape, tokens, 0, 16}, packed.bytes(), ones, {0, 1, 2});
@@ -210,6 +210,11 @@ void selection() {
       chosen += candidate.chosen;
     }
     CHECK_EQ(chosen, 1);
+    const auto act = [&](gemm::Activations activations) {
+      return gemm::select_kernel(weight, {16, 256}, ~cpu::IsaMask{0}, activations)->act;
+    };
+    CHECK(act(gemm::Activations::kTrunk) != gemm::ActFormat::kBf16);
+    CHECK(!gemm::is_int8(act(gemm::Activations::kBf16)));
     CHECK_EQ(std::string(scalar_kernel(weight).name).substr(0, 4), std::string("ref."));
   }
 }

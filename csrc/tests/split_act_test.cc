@@ -20,10 +20,12 @@ using test::Case;
 constexpr WeightFormat kFormats[] = {WeightFormat::kBf16, WeightFormat::kFp8Block128,
                                      WeightFormat::kFp8Channel, WeightFormat::kMxFp8};
 
+int64_t terms_of(gemm::ActFormat act) { return act == gemm::ActFormat::kBf16 ? 1 : 2; }
+
 // The terms of x, by the definition of gemm/split_act.h.
-std::vector<float> terms_of(float x) {
+std::vector<float> split(float x, int64_t count) {
   std::vector<float> terms;
-  for (int64_t i = 0; i < gemm::kSplitTerms; ++i) {
+  for (int64_t i = 0; i < count; ++i) {
     terms.push_back(base::bf16_to_f32(base::f32_to_bf16(x)));
     x = std::isfinite(terms.back()) ? x - terms.back() : 0.0f;
   }
@@ -85,13 +87,13 @@ struct Output {
 };
 
 Output one_output(WeightFormat weight, const Case& c, std::span<const std::byte> packed, int64_t row,
-                  const float* x) {
+                  const float* x, int64_t num_terms) {
   const int64_t in = c.shape.in_features;
   const auto w = weight_row(weight, c, packed, row);
-  std::vector<std::vector<float>> terms(gemm::kSplitTerms);
+  std::vector<std::vector<float>> terms(static_cast<size_t>(num_terms));
   for (int64_t k = 0; k < in; ++k) {
-    const auto split = terms_of(x[k]);
-    for (size_t i = 0; i < split.size(); ++i) terms[i].push_back(split[i]);
+    const auto parts = split(x[k], num_terms);
+    for (size_t i = 0; i < parts.size(); ++i) terms[i].push_back(parts[i]);
   }
   const float row_scale = row_scale_of(weight, c, packed, row);
   float total = 0.0f, sum = 0.0f;
@@ -115,10 +117,10 @@ Output one_output(WeightFormat weight, const Case& c, std::span<const std::byte>
   const double roundings = 18.0 + 2.0 * static_cast<double>(in / gemm::kSplitColumns + 1) +
                            static_cast<double>(in / format::kFp8Block + 1);
   return {weight == WeightFormat::kFp8Block128 ? total : sum * row_scale, exact,
-          (0x1p-16 + roundings * 0x1p-24) * 1.01 * size};
+          ((num_terms == 1 ? 0x1p-8 : 0x1p-16) + roundings * 0x1p-24) * 1.01 * size};
 }
 
-void check_case(test::Rng& rng, WeightFormat weight, const Case& c, bool indexed) {
+void check_case(test::Rng& rng, WeightFormat weight, gemm::ActFormat act, const Case& c, bool indexed) {
   const auto source = test::random_weight(rng, weight, c.shape);
   const test::PackedMemory packed(weight, source);
   const int64_t in = c.shape.in_features;
@@ -134,15 +136,14 @@ void check_case(test::Rng& rng, WeightFormat weight, const Case& c, bool indexed
   for (int64_t t = 0; t < c.tokens; ++t)
     for (int64_t row = first_row; row < end_row; ++row) {
       const float* token = x.data() + index[static_cast<size_t>(t)] * in;
-      const Output o = one_output(weight, c, packed.bytes(), row, token);
+      const Output o = one_output(weight, c, packed.bytes(), row, token, terms_of(act));
       within = within && std::fabs(o.model - o.exact) <= o.bound;
       expected[static_cast<size_t>(t * stride + row - first_row)] = o.model;
     }
   CHECK(within);
   if (!indexed) index.clear();
   for (const gemm::Kernel* kernel : gemm::all_kernels()) {
-    if (kernel->weight != weight || kernel->act != gemm::ActFormat::kBf16Terms || !test::runnable(*kernel))
-      continue;
+    if (kernel->weight != weight || kernel->act != act || !test::runnable(*kernel)) continue;
     if (!test::same_bits(test::multiply(*kernel, c, packed.bytes(), x, index), expected))
       test::report(false, __FILE__, __LINE__, "differs from the model: " + test::describe(*kernel, c));
   }
@@ -151,7 +152,8 @@ void check_case(test::Rng& rng, WeightFormat weight, const Case& c, bool indexed
 // Terms of every kind of number, and that a row may be written in parts.
 void terms() {
   for (const gemm::Kernel* kernel : gemm::all_kernels()) {
-    if (kernel->act != gemm::ActFormat::kBf16Terms || !test::runnable(*kernel)) continue;
+    if (!gemm::is_bf16_tiles(kernel->act) || !test::runnable(*kernel)) continue;
+    const auto num_terms = static_cast<size_t>(terms_of(kernel->act));
     const float inf = std::numeric_limits<float>::infinity();
     std::vector<float> x = {0.0f, -0.0f, 1.0f, 1.0039063f, -3.1415927f, 1e-30f, 1e30f, inf, -inf, 3.4e38f};
     for (int i = 0; x.size() < 75; ++i)
@@ -161,14 +163,15 @@ void terms() {
     kernel->quantize(x.data(), 0, 32, 75, row.data());
     const auto* bits = reinterpret_cast<const uint16_t*>(row.data());
     for (size_t k = 0; k < 96; ++k) {
-      const auto expected = k < x.size() ? terms_of(x[k]) : std::vector<float>(gemm::kSplitTerms, 0.0f);
+      const auto expected =
+          k < x.size() ? split(x[k], terms_of(kernel->act)) : std::vector<float>(num_terms, 0.0f);
       for (size_t i = 0; i < expected.size(); ++i)
-        CHECK_EQ(base::bf16_to_f32(bits[k / 32 * 32 * gemm::kSplitTerms + 32 * i + k % 32]), expected[i]);
+        CHECK_EQ(base::bf16_to_f32(bits[k / 32 * 32 * num_terms + 32 * i + k % 32]), expected[i]);
     }
     x[0] = std::numeric_limits<float>::quiet_NaN();
     kernel->quantize(x.data(), 0, 32, 75, row.data());
     CHECK(std::isnan(base::bf16_to_f32(bits[0])));
-    CHECK_EQ(bits[32], 0);
+    if (num_terms == 2) CHECK_EQ(bits[32], 0);
   }
 }
 
@@ -176,16 +179,18 @@ void terms() {
 
 int main() {
   test::Rng rng(8);
-  for (WeightFormat weight : kFormats) {
-    for (int i = 0; i < 40; ++i) check_case(rng, weight, test::random_case(rng, weight), i % 2 == 0);
-    for (bool indexed : {false, true}) {
-      check_case(rng, weight, {{37, 256}, 150, 0, 3}, indexed);  // more tokens than one pass takes
-      check_case(rng, weight, {{150, 700}, 33, 1, 9}, indexed);  // more columns than a chunk has
-      check_case(rng, weight, {{40, 2500}, 5, 0, 3}, indexed);   // the same for few tokens
-      check_case(rng, weight, {{33, 2500}, 1, 0, 3}, indexed);
-      check_case(rng, weight, {{64, 512}, 64, 0, 4}, indexed);  // nothing ragged
+  for (WeightFormat weight : kFormats)
+    for (gemm::ActFormat act : {gemm::ActFormat::kBf16, gemm::ActFormat::kBf16x2}) {
+      const auto check = [&](const Case& c, bool indexed) { check_case(rng, weight, act, c, indexed); };
+      for (int i = 0; i < 40; ++i) check(test::random_case(rng, weight), i % 2 == 0);
+      for (bool indexed : {false, true}) {
+        check({{37, 256}, 150, 0, 3}, indexed);  // more tokens than one pass takes
+        check({{150, 700}, 33, 1, 9}, indexed);  // more columns than a chunk has
+        check({{40, 2500}, 5, 0, 3}, indexed);   // the same for few tokens
+        check({{33, 2500}, 1, 0, 3}, indexed);
+        check({{64, 512}, 64, 0, 4}, indexed);  // nothing ragged
+      }
     }
-  }
   terms();
   return test::result();
 }

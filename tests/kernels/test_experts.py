@@ -49,13 +49,13 @@ class Experts:
         for token, slot in np.argwhere(ids >= 0):
             gate, up, down = (case.values for case in self.linears[ids[token, slot]])
             row = x[token : token + 1]
-            (g, g_error), (u, u_error) = product(self.format, gate, row), product(self.format, up, row)
+            (g, g_error), (u, u_error) = (product(self.format, w, row, activations="int8") for w in (gate, up))
             silu = g / (1 + np.exp(-g))
             middle = silu * u
             # |silu'| < 1.1; exp to 2 ulp, an addition, a division and a product: fewer than 8 roundings.
             error = 1.1 * g_error * (np.abs(u) + u_error) + np.abs(silu) * u_error
             error += 8 * EPS * (np.abs(middle) + error)
-            value, value_error = (array[0] for array in product(self.down_format, down, middle, error))
+            value, value_error = (array[0] for array in product(self.down_format, down, middle, error, "int8"))
             result[token] += weights[token, slot] * value
             bound[token] += abs(weights[token, slot]) * (value_error + 2 * TOP_K * EPS * (np.abs(value) + value_error))
         return result, bound

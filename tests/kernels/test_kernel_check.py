@@ -21,7 +21,7 @@ def pool() -> Iterator[_C.ThreadPool]:
     threads.close()
 
 
-@pytest.mark.parametrize("activations", ["int8", "bf16"])
+@pytest.mark.parametrize("activations", ["trunk", "int8", "bf16"])
 @pytest.mark.parametrize("weight_format", _C.weight_formats())
 def test_every_kernel_of_this_machine_passes(pool: _C.ThreadPool, weight_format: str, activations: Any) -> None:
     use = KernelUse(weight_format, 2048, 7168, activations)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -110,24 +111,43 @@ def quantized(x: np.ndarray, x_error: np.ndarray | float = 0.0) -> tuple[np.ndar
     return (d * q).reshape(x.shape), error.reshape(x.shape)
 
 
-def splits_activations(fmt: str) -> bool:
-    """Whether the cell in use multiplies bf16 tiles (docs/decisions/0002)."""
-    chosen = next(row["name"] for row in _C.kernel_report(fmt, 64, 64) if row["chosen"])
-    return chosen in ("amx.bf16", "amx.fp8_block128", "amx.fp8_channel", "amx.mxfp8")
+def bf16_rounded(x: np.ndarray, x_error: np.ndarray | float) -> tuple[np.ndarray, np.ndarray]:
+    """(x to nearest bf16, bound on how far the kernel's value is from it), x known within x_error.
+
+    A step is 2^-7 of the power of two below; values near a half of one may go either way.
+    """
+    step = np.exp2(np.floor(np.log2(np.maximum(np.abs(x), 2.0**-120))) - 7)
+    q = np.round(x / step)
+    return step * q, step * (np.abs(x / step - q) >= 0.5 - x_error / step)
+
+
+def bf16_terms(fmt: str, activations: Literal["trunk", "int8", "bf16"]) -> int:
+    """Of how many bf16 numbers an activation is the sum in the cell in use (docs/decisions/0002); 0: not of such."""
+    if fmt not in ("bf16", "fp8_block128", "fp8_channel", "mxfp8"):
+        return 0
+    chosen = next(row["name"] for row in _C.kernel_report(fmt, 64, 64, activations) if row["chosen"])
+    return 2 if chosen.startswith("amx.bf16x2_act.") else int(chosen.startswith("amx."))
 
 
 def product(
-    fmt: str, values: np.ndarray, x: np.ndarray, x_error: np.ndarray | float = 0.0
+    fmt: str,
+    values: np.ndarray,
+    x: np.ndarray,
+    x_error: np.ndarray | float = 0.0,
+    activations: Literal["trunk", "int8", "bf16"] = "trunk",
 ) -> tuple[np.ndarray, np.ndarray]:
     """(x @ values.T with activations as the kernels see them, bound on its error), x [T, in] known within x_error.
 
     One float32 accumulator: at most `in` roundings, each relative to the sum of magnitudes so far; the scales of fp8
-    and int4 add fewer than three per term. AMX cells of bf16 and fp8 split the activations first; their roundings are
-    at most 17 + in / 16 + in / 128 + 3.
+    and int4 add fewer than three per term. AMX cells of bf16 and fp8 round or split the activations first; their
+    roundings are at most 17 + in / 16 + in / 128 + 3.
     """
+    terms = bf16_terms(fmt, activations)
     if fmt == "int4_g32":
         x, x_error = quantized(x, x_error)
-    elif splits_activations(fmt):
-        x_error = x_error + SPLIT * (np.abs(x) + x_error) + 18 * EPS * np.abs(x)
-    terms = (values.shape[1] + 3) * EPS * 1.01
-    return x @ values.T, (np.abs(x) * terms + x_error * (1 + terms)) @ np.abs(values).T
+    elif terms == 1:
+        x, x_error = bf16_rounded(x, x_error)
+    elif terms == 2:
+        x_error = x_error + SPLIT * (np.abs(x) + x_error)
+    roundings = (values.shape[1] + 3 + 18 * (terms > 0)) * EPS * 1.01
+    return x @ values.T, (np.abs(x) * roundings + x_error * (1 + roundings)) @ np.abs(values).T

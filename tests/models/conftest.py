@@ -14,6 +14,7 @@ import torch
 import transformers
 from tests.models.variants import Variant, build
 
+from proa.layers.kernel_check import Activations
 from proa.models import Model, load_model
 from proa.native import _C
 from proa.native.runtime import CpuRuntime
@@ -59,15 +60,21 @@ def runtime() -> CpuRuntime:
 
 
 @pytest.fixture(scope="session")
-def make_case(tmp_path_factory: pytest.TempPathFactory, runtime: CpuRuntime) -> Callable[[Variant], Case]:
-    made: dict[str, Case] = {}
+def make_case(tmp_path_factory: pytest.TempPathFactory, runtime: CpuRuntime) -> Callable[..., Case]:
+    """`activations`: "trunk" gives experts the precision of other linears, which float oracles need."""
+    built: dict[str, tuple[Path, transformers.PreTrainedModel]] = {}
+    made: dict[tuple[str, Activations], Case] = {}
 
-    def make(variant: Variant) -> Case:
-        if variant.name not in made:
+    def make(variant: Variant, activations: Activations = "int8") -> Case:
+        if variant.name not in built:
             path = tmp_path_factory.mktemp(variant.name)
-            reference = build(variant, path)
-            model = load_model(Checkpoint.open(path), runtime, max_tokens=MAX_TOKENS, max_positions=256)
-            made[variant.name] = Case(variant, path, model, reference)
-        return made[variant.name]
+            built[variant.name] = path, build(variant, path)
+        key = variant.name, activations
+        if key not in made:
+            path, reference = built[variant.name]
+            limits = {"max_tokens": MAX_TOKENS, "max_positions": 256}
+            model = load_model(Checkpoint.open(path), runtime, expert_activations=activations, **limits)
+            made[key] = Case(variant, path, model, reference)
+        return made[key]
 
     return make

@@ -26,6 +26,8 @@ from proa.weights.gguf_experts import GgufExperts
 EXPERTS, TOP_K, HIDDEN, INTERMEDIATE, TOKENS = 8, 3, 512, 256, 24
 # What a layer may differ from float64 by what activations lose, relative L2, and its direction.
 MAX_ERROR, MIN_COSINE = {"int8": 1.2e-2, "bf16": 4e-3}, 0.9999
+# Where one activation rules a token and is rounded to bf16, gate and up are off by the same 2^-9, down by as much.
+RULED_BY_ONE = 3 * 2.0**-9
 # Weights have the standard deviation SIZE / sqrt(in), so the gates of normal inputs do not saturate.
 SIZE = 0.5
 SHAPES = {"gate": (INTERMEDIATE, HIDDEN), "up": (INTERMEDIATE, HIDDEN), "down": (HIDDEN, INTERMEDIATE)}
@@ -125,6 +127,8 @@ def test_a_layer_is_as_accurate_as_its_activations_allow(types, activations, dir
     experts = open_experts(Checkpoint.open(directory), write_gguf(tmp_path / "experts.gguf", tensors))
     layer = open_layer(runtime.pool, experts, activations)
     values = {p: values_of(types[p], tensors[f"blk.1.ffn_{p}_exps.weight"][0]) for p in SHAPES}
+    if types["gate"] != types["up"]:  # both become bf16, which activations are not to blame for
+        values |= {p: torch.from_numpy(values[p]).bfloat16().double().numpy() for p in ("gate", "up")}
     rng = np.random.default_rng(0)
     for outliers in (1, 64) if activations == "bf16" else (1,):
         x = rng.standard_normal((TOKENS, HIDDEN)).astype(np.float32)
@@ -134,7 +138,8 @@ def test_a_layer_is_as_accurate_as_its_activations_allow(types, activations, dir
         out = np.empty_like(x)
         layer.forward(x, ids, weights, out)
         exact = exact_layer(x.astype(np.float64), ids, weights, values)
-        assert np.linalg.norm(out - exact) <= MAX_ERROR[activations] * np.linalg.norm(exact)
+        allowed = RULED_BY_ONE if outliers > 1 and layer.kernel == "amx.bf16" else MAX_ERROR[activations]
+        assert np.linalg.norm(out - exact) <= allowed * np.linalg.norm(exact)
         assert (out * exact).sum() >= MIN_COSINE * np.linalg.norm(out) * np.linalg.norm(exact)
 
 

@@ -99,7 +99,7 @@ def rounding_noise(case, ids, exact):
 
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if not STORAGES[v.storage].int8_activations], ids=str)
 def test_logits_equal_transformers(variant, make_case):
-    case = make_case(variant)
+    case = make_case(variant, "trunk")
     ids = tokens()
     exact = reference_logits(copy.deepcopy(case.reference).double(), ids)
     noise = rounding_noise(case, ids, exact)
@@ -118,7 +118,7 @@ def test_logits_equal_transformers_with_int8_activations(variant, make_case):
     """
     if splits_activations(STORAGES[variant.storage].float_formats):
         pytest.skip("two terms in the trunk flip too many int8 roundings; int4 itself has the same bits as avx512")
-    case = make_case(variant)
+    case = make_case(variant, "trunk")
     ids = tokens()
     unquantized = reference_logits(copy.deepcopy(case.reference).double(), ids)
     noise = NOISE_FACTOR * (reference_logits(case.reference, ids) - unquantized).abs().max().item()

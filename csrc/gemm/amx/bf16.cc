@@ -33,18 +33,14 @@ struct Bf16 {
 };
 static_assert(format::bf16::kStep == kSplitColumns);
 
-const char* reject(const format::Shape&) noexcept { return nullptr; }
+constexpr cpu::IsaMask kIsa = cpu::kAmxTier | cpu::kAmxBf16 | cpu::kAvx512Bf16;
 
 }  // namespace
 }  // namespace amx
 
-const Kernel kAmxBf16 = {"amx.bf16",
-                         cpu::kAmxTier | cpu::kAmxBf16 | cpu::kAvx512Bf16,
-                         format::WeightFormat::kBf16,
-                         ActFormat::kBf16Terms,
-                         amx::reject,
-                         amx::split,
-                         amx::gemm<amx::Bf16>};
+const Kernel kAmxBf16 = amx::split_kernel<amx::Bf16, 1>("amx.bf16", amx::kIsa, format::any_shape);
+const Kernel kAmxBf16x2 =
+    amx::split_kernel<amx::Bf16, 2>("amx.bf16x2_act.bf16", amx::kIsa, format::any_shape);
 
 }  // namespace proa::gemm
 

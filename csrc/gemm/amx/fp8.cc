@@ -92,28 +92,25 @@ struct MxFp8 {
 
 using format::WeightFormat;
 
-constexpr Kernel fp8_kernel(const char* name, WeightFormat weight,
-                            const char* (*reject_shape)(const format::Shape&) noexcept,
-                            void (*gemm_fn)(const GemmArgs&) noexcept) {
-  return {name,         cpu::kAmxTier | cpu::kAmxBf16 | cpu::kAvx512Bf16 | cpu::kAvx512Vbmi,
-          weight,       ActFormat::kBf16Terms,
-          reject_shape, split,
-          gemm_fn};
-}
+using Block128 = Columns<WeightFormat::kFp8Block128, Scaling::kPerBlock>;
+using Channel = Columns<WeightFormat::kFp8Channel, Scaling::kPerRow>;
+
+constexpr cpu::IsaMask kIsa = cpu::kAmxTier | cpu::kAmxBf16 | cpu::kAvx512Bf16 | cpu::kAvx512Vbmi;
 
 }  // namespace
 }  // namespace amx
 
-using format::WeightFormat;
-
 const Kernel kAmxFp8Block128 =
-    amx::fp8_kernel("amx.fp8_block128", WeightFormat::kFp8Block128, format::any_shape,
-                    amx::gemm<amx::Columns<WeightFormat::kFp8Block128, Scaling::kPerBlock>>);
+    amx::split_kernel<amx::Block128, 1>("amx.fp8_block128", amx::kIsa, format::any_shape);
+const Kernel kAmxFp8Block128x2 =
+    amx::split_kernel<amx::Block128, 2>("amx.bf16x2_act.fp8_block128", amx::kIsa, format::any_shape);
 const Kernel kAmxFp8Channel =
-    amx::fp8_kernel("amx.fp8_channel", WeightFormat::kFp8Channel, format::any_shape,
-                    amx::gemm<amx::Columns<WeightFormat::kFp8Channel, Scaling::kPerRow>>);
-const Kernel kAmxMxFp8 =
-    amx::fp8_kernel("amx.mxfp8", WeightFormat::kMxFp8, format::mxfp8::reject, amx::gemm<amx::MxFp8>);
+    amx::split_kernel<amx::Channel, 1>("amx.fp8_channel", amx::kIsa, format::any_shape);
+const Kernel kAmxFp8Channelx2 =
+    amx::split_kernel<amx::Channel, 2>("amx.bf16x2_act.fp8_channel", amx::kIsa, format::any_shape);
+const Kernel kAmxMxFp8 = amx::split_kernel<amx::MxFp8, 1>("amx.mxfp8", amx::kIsa, format::mxfp8::reject);
+const Kernel kAmxMxFp8x2 =
+    amx::split_kernel<amx::MxFp8, 2>("amx.bf16x2_act.mxfp8", amx::kIsa, format::mxfp8::reject);
 
 }  // namespace proa::gemm
 

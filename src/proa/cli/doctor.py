@@ -25,8 +25,9 @@ EXPERT_IN_FEATURES = 7168
 class Diagnosis:
     """Everything `proa doctor` found. Bytes are bytes, bandwidth is 10^9 bytes per second.
 
-    kernels: by weight format every kernel, best first: name, chosen, reason. bf16_kernels: the one that
-    `--expert-activations bf16` chooses, where it is another. self_test: by kernel name what is wrong, "" for nothing.
+    kernels: by weight format every kernel, best first: name, chosen (for experts), reason. bf16_kernels, trunk_kernels:
+    the one that `--expert-activations bf16` and the other linears choose, where it is another. self_test: by kernel
+    name what is wrong, "" for nothing.
     """
 
     version: str
@@ -37,6 +38,7 @@ class Diagnosis:
     read_one_core_gb_s: float | None
     kernels: dict[str, list[dict[str, Any]]]
     bf16_kernels: dict[str, str]
+    trunk_kernels: dict[str, str]
     self_test: dict[str, str]
     advice: list[str]
 
@@ -90,9 +92,12 @@ def diagnose(*, measure: bool) -> Diagnosis:
     cores = list(cpu["physical_cpus"])
     probe_mib = probe_mebibytes(cpu["caches"]["l3"])
     shape = (EXPERT_OUT_FEATURES, EXPERT_IN_FEATURES)
-    kernels = {name: [dict(row) for row in _C.kernel_report(name, *shape)] for name in _C.weight_formats()}
-    uses = [KernelUse(name, *shape, kind) for name in kernels for kind in ("int8", "bf16")]
-    bf16_kernels = {use.format: use.kernel for use in uses if use.activations == "bf16"}
+    kernels = {name: [dict(row) for row in _C.kernel_report(name, *shape, "int8")] for name in _C.weight_formats()}
+    uses = [KernelUse(name, *shape, kind) for name in kernels for kind in ("int8", "bf16", "trunk")]
+    others: dict[str, dict[str, str]] = {"bf16": {}, "trunk": {}}
+    for use in uses:
+        if use.kernel != _chosen(kernels[use.format]):
+            others[use.activations][use.format] = use.kernel
     with CpuRuntime() as runtime:
         checks = run_checks(runtime.pool, uses)
     return Diagnosis(
@@ -103,7 +108,8 @@ def diagnose(*, measure: bool) -> Diagnosis:
         read_gb_s=_C.measure_read_bandwidth(cores, probe_mib) if measure else None,
         read_one_core_gb_s=_C.measure_read_bandwidth(cores[:1], probe_mib) if measure else None,
         kernels=kernels,
-        bf16_kernels={name: kernel for name, kernel in bf16_kernels.items() if kernel != _chosen(kernels[name])},
+        bf16_kernels=others["bf16"],
+        trunk_kernels=others["trunk"],
         self_test={check.kernel: check.fault for check in checks},
         advice=_advice(cpu),
     )
@@ -183,6 +189,8 @@ def _kernel_table(diagnosis: Diagnosis) -> Table:
                 mark, why = "[red]broken[/]", f"fails its self-test: {fault}"
             elif diagnosis.bf16_kernels.get(name) == row["name"]:
                 mark, why = "[green]bf16[/]", "chosen with --expert-activations bf16"
+            elif diagnosis.trunk_kernels.get(name) == row["name"]:
+                mark, why = "[green]trunk[/]", "chosen for attention and the head"
             kernels.add_row(name if index == 0 else "", row["name"], mark, why)
         kernels.add_section()
     return kernels

@@ -16,8 +16,8 @@ from proa.weights.raw_linear import RawLinear
 
 __all__ = ["Activations", "KernelCheck", "KernelUse", "block_weight", "check_kernels", "run_checks"]
 
-# What a kernel may round its inputs to (`ExpertLayer`).
-Activations: TypeAlias = Literal["int8", "bf16"]
+# What a kernel may round its inputs to where others run (`kernel_report`).
+Activations: TypeAlias = Literal["trunk", "int8", "bf16"]
 
 OUT_FEATURES, IN_FEATURES = 48, 512
 HIDDEN, INTERMEDIATE, NUM_EXPERTS, TOP_K = 256, 256, 2, 2
@@ -52,7 +52,7 @@ class KernelUse:
     format: str
     out_features: int
     in_features: int
-    activations: Activations = "int8"
+    activations: Activations = "trunk"
 
     @property
     def kernel(self) -> str:
@@ -108,9 +108,7 @@ def _small_use(use: KernelUse) -> KernelUse:
 def _linear_fault(pool: ThreadPool, use: KernelUse) -> str:
     use = _small_use(use)
     raw = _raw_linear(use.format, use.out_features, use.in_features, 0)
-    packed = PackedWeight.pack(pool, raw)
-    if packed.kernel != use.kernel:  # one that only experts use
-        return ""
+    packed = PackedWeight.pack(pool, raw, use.activations)
     weight = _values(raw, packed)
     for tokens in TOKENS:
         x = _activations(tokens, use.in_features)

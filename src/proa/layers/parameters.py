@@ -61,7 +61,7 @@ class ParameterReader:
         return values
 
     def raw_linear(
-        self, name: str, out_features: int, in_features: int, activations: Activations = "int8"
+        self, name: str, out_features: int, in_features: int, activations: Activations = "trunk"
     ) -> RawLinear:
         """The weight of a linear `[out_features, in_features]` as stored. Call `packed` once it is copied."""
         shape = (out_features, in_features)

@@ -142,7 +142,8 @@ def load_model(
     """Packs every weight, tensor by tensor, into its place.
 
     `experts`: where the routed experts come from instead of `checkpoint`, see `open_experts`.
-    `expert_activations`: what the inputs of gated MLPs may be rounded to; "bf16" trades speed for accuracy.
+    `expert_activations`: what the inputs of gated MLPs may be rounded to; "bf16" trades speed for accuracy, "trunk"
+    gives them the precision of the other linears.
     `device`: of the trunk, around the same `runtime`; None: the CPU. `attention`: a backend for it.
     `max_tokens`: largest forward; `max_positions`: longest sequence, at most the model's own limit (else ConfigError).
     Raises CheckpointError naming a tensor that is missing, unexpected or of a wrong shape, and KernelFaultError when a

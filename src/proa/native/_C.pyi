@@ -11,8 +11,9 @@ __version__: str
 
 Array: TypeAlias = torch.Tensor | np.ndarray[Any, Any]
 
-# "bf16" passes over kernels that round activations to int8 where others run.
-Activations: TypeAlias = Literal["int8", "bf16"]
+# What kernels may round activations to where others run. "trunk": not to one bf16 number, "int8": to anything,
+# "bf16": not to int8.
+Activations: TypeAlias = Literal["trunk", "int8", "bf16"]
 
 class RawLinear(Protocol):
     """The attributes of `proa.weights.linear.RawLinear` that packing reads."""
@@ -76,7 +77,7 @@ def measure_read_bandwidth(cpus: Sequence[int], mebibytes: int = 512) -> float: 
 def weight_formats() -> list[str]: ...
 def packed_bytes(format: str, out_features: int, in_features: int) -> int: ...
 def kernel_report(
-    format: str, out_features: int, in_features: int, activations: Activations = "int8"
+    format: str, out_features: int, in_features: int, activations: Activations = "trunk"
 ) -> list[KernelReport]: ...
 
 class ReadProbe:
@@ -93,7 +94,7 @@ class ThreadPool:
 
 class PackedWeight:
     @staticmethod
-    def pack(pool: ThreadPool, linear: RawLinear) -> PackedWeight: ...
+    def pack(pool: ThreadPool, linear: RawLinear, activations: Activations = "trunk") -> PackedWeight: ...
     @property
     def format(self) -> str: ...
     @property
