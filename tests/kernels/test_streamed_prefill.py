@@ -100,13 +100,11 @@ def test_a_pass_that_was_given_up_is_no_trace(driver, worker, pool):
 class Source:
     """Experts of 100 bytes on two nodes, expert e at 60 * slot and at 5000 + 40 * slot."""
 
-    SLOTS = {0: 0, 1: 1, 2: 3, 3: 2, 4: 7}
-
     def __init__(self, nodes):
         self.nodes = nodes
 
     def blocks(self, expert):
-        slot = self.SLOTS[expert]
+        slot = (0, 1, 3, 2, 7)[expert]
         return [(1000 + 100 * slot, 100)] if self.nodes == 1 else [(60 * slot, 60), (5000 + 40 * slot, 40)]
 
 
