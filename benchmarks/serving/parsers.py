@@ -34,6 +34,7 @@ OPENINGS = {
     "glm45": "<tool_call>f<arg_key>x</arg_key><arg_value>",
     "kimi_k2": "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{",
     "minimax_m2": '<minimax:tool_call><invoke name="f"><parameter name="x">',
+    "mistral": "[TOOL_CALLS]f[ARGS]{",
     "qwen3": '<tool_call>{"name": "f", "arguments": {',
     "qwen3_coder": "<tool_call><function=f><parameter=x>\n",
 }

@@ -24,6 +24,7 @@ class Writer:
     """begin, end: of a section with calls in it. call: one call. between: what stands between two calls.
 
     is_json: arguments are written as JSON and come out as they are. tokens: the markers that are one token.
+    has_end: something marks the end of calls, so that there may be text behind them.
     """
 
     begin: str
@@ -32,6 +33,7 @@ class Writer:
     between: str
     is_json: bool
     tokens: Sequence[str]
+    has_end: bool = True
 
     def section(self, *calls: tuple[str, Arguments]) -> str:
         return self.begin + self.between.join(self.call(name, arguments) for name, arguments in calls) + self.end
@@ -87,9 +89,14 @@ def _qwen3_coder(name: str, arguments: Arguments) -> str:
     return f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>"
 
 
+def _mistral(name: str, arguments: Arguments) -> str:
+    return f'{{"name": {dumps(name)}, "arguments": {dumps(arguments)}}}'
+
+
 _DEEPSEEK = (SB, SE, CB, SEP, CE)
 _GLM = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 _QWEN = ("<tool_call>", "</tool_call>")
+_MISTRAL = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
 _MINIMAX = ("<minimax:tool_call>", "</minimax:tool_call>")
 
 WRITERS = {
@@ -99,6 +106,7 @@ WRITERS = {
     "glm45": Writer("", "", _glm45, "\n", False, _GLM),
     "glm47": Writer("", "", _glm47, "", False, _GLM),
     "minimax_m2": Writer("<minimax:tool_call>\n", "\n</minimax:tool_call>", _minimax_m2, "\n", False, _MINIMAX),
+    "mistral": Writer("[TOOL_CALLS] [", "]", _mistral, ", ", True, _MISTRAL, False),
     "qwen3": Writer("", "", _qwen3, "\n", True, _QWEN),
     "qwen3_coder": Writer("", "", _qwen3_coder, "\n", False, _QWEN),
 }

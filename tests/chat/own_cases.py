@@ -189,6 +189,29 @@ _QWEN3_CODER = [
     own("blanks in the header", "<tool_call><function= weather ><parameter= place >Oslo</parameter></function></tool_call>", None, None, W),
 ]  # fmt: skip
 
+_T, _A = "[TOOL_CALLS]", "[ARGS]"
+_L = '{"name": "weather", "arguments": {"place": "Oslo"}}'
+_MISTRAL = [
+    own("the name before the arguments", f"{_T}weather{_A}{OSLO}", None, None, W),
+    own("two of them", f"On it.{_T}ping{_A}{{}}{_T}weather{_A}{OSLO}", "On it.", None, ("ping", "{}"), W),
+    own("with an id", f"{_T}weather[CALL_ID]abcdefghi{_A}{OSLO}", None, None, W),
+    own("no marker before the arguments", f"{_T}weather{OSLO}", None, None, W),
+    own("an id and no marker", f"{_T} weather [CALL_ID]abcdefghi\n{OSLO}\n", None, None, W),
+    own("no list around one call", f"{_T} {_L}", None, None, W),
+    own("compact", f'{_T}[{{"name":"weather","arguments":{{"place":"Oslo"}}}}]', None, None, ("weather", '{"place":"Oslo"}')),
+    own("arguments first", f'{_T} [{{"arguments": {OSLO}, "name": "weather"}}]', None, None, W),
+    own("ids inside", f'{_T} [{{"name": "weather", "arguments": {OSLO}, "id": "abcdefghi"}}]', None, None, W),
+    own("text behind the list is dropped", f"{_T} [{_L}]\n\nDone.", None, None, W),
+    own("no end of the list", f"{_T} [{_L}, {_L}", None, None, W, W),
+    own("two lists", f"{_T} [{_L}]{_T} [{_L}]", None, None, W, W),
+    own("cut in the arguments", f'{_T} [{{"name": "weather", "arguments": {{"pl', None, None, ("weather", '{"pl'), **CUT),
+    own("cut in arguments alone", f'{_T}weather{_A}{{"pl', None, None, ("weather", '{"pl'), **CUT),
+    own("no arguments", f"{_T}ping{_A}", None, None, ("ping", "{}")),
+    own("a name and nothing else", f"A{_T}weather", "A", None),
+    own("no JSON at all", f"A{_T} [{{weather}}]", "A{weather}]", None),
+    own("malformed arguments", f"{_T}weather{_A}{{place: Oslo}}", None, None, ("weather", "{place: Oslo}")),
+]  # fmt: skip
+
 OWN: dict[str, list[Own]] = {
     "deepseek_v3": _DEEPSEEK_V3,
     "deepseek_v31": _DEEPSEEK_V31,
@@ -196,6 +219,7 @@ OWN: dict[str, list[Own]] = {
     "glm45": _GLM,
     "glm47": _GLM,
     "minimax_m2": _MINIMAX_M2,
+    "mistral": _MISTRAL,
     "qwen3": _QWEN3,
     "qwen3_coder": _QWEN3_CODER,
 }

@@ -50,6 +50,7 @@ FRAGMENTS = {
         '<invoke name="weather">', "</invoke>", '<parameter name="place">', '<parameter name="raw">', "</parameter>",
         "<invoke", ">", "{", "null",
     ],
+    "mistral": ["weather", '[{"name": "weather", "arguments": {"place": "Oslo"}}]', '{"place": 1}', '", "', "[", "]"],
     "qwen3": [
         '{"name": "weather", "arguments": {"place": "Oslo"}}', '{"name": "', "weather", '", "arguments": ', "{}}", "\\",
     ],
@@ -63,6 +64,7 @@ OPENINGS = {
     "deepseek_v3": ["<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n"],
     "deepseek_v32": ['<｜DSML｜function_calls><｜DSML｜invoke name="weather"><parameter name="x">'],
     "glm45": ["<tool_call>weather<arg_key>days</arg_key><arg_value>"],
+    "mistral": ['[TOOL_CALLS] [{"arguments": '],
     "qwen3": ["<tool_call>", '<tool_call>{"arguments": '],
     "qwen3_coder": ["<tool_call><function=weather><parameter=raw>"],
 }
@@ -101,7 +103,7 @@ def check_stream(family, events, *, spelled):
     assert has_arguments
     if spelled:
         content, reasoning, calls = summary(events)
-        markers = [marker for marker in FAMILIES[family].markers if marker.startswith("<")]
+        markers = [marker for marker in FAMILIES[family].markers if marker[0] in "<["]
         for field in (content, reasoning, *[name for name, _ in calls]):
             assert field is None or not any(marker in field for marker in markers)
         for _, arguments in calls:

@@ -10,10 +10,11 @@ _HEAD = """{%- if tools %}<|im_start|>system
 {% endif %}
 {%- for message in messages %}<|im_start|>{{ message.role }}
 {% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}{{ message.content }}
-{%- if message.tool_calls %}BEGIN{% for call in message.tool_calls %}{% set call = call.function %}CALL{% endfor %}END
+{%- if message.tool_calls %}@BEGIN@
+{%- for call in message.tool_calls %}{% set call = call.function %}@CALL@{% endfor %}@END@
 {%- endif %}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-PROMPT{% endif %}"""
+@PROMPT@{% endif %}"""
 _ENABLED = "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
 _THINKING = "{% if thinking is defined and thinking %}<think>{% else %}</think>{% endif %}"
 _VALUE = "{{ value if value is string else value | tojson }}"
@@ -21,9 +22,11 @@ _ITEMS = "{% for key, value in call.arguments.items() %}"
 
 
 def _template(begin: str, call: str, end: str, prompt: str) -> str:
-    # A line break behind a block would be trimmed.
-    begin, call, end, prompt = [part.replace("\n", "{{ '\\n' }}") for part in (begin, call, end, prompt)]
-    return _HEAD.replace("BEGIN", begin).replace("CALL", call).replace("END", end).replace("PROMPT", prompt)
+    template = _HEAD
+    for place, part in (("@BEGIN@", begin), ("@CALL@", call), ("@END@", end), ("@PROMPT@", prompt)):
+        # A line break behind a block would be trimmed.
+        template = template.replace(place, part.replace("\n", "{{ '\\n' }}"))
+    return template
 
 
 TEMPLATES = {
@@ -52,6 +55,13 @@ TEMPLATES = {
         + "</parameter>{% endfor %}\n</invoke>",
         "\n</minimax:tool_call>",
         "<think>\n",
+    ),
+    "mistral": _template(
+        "{{ raise_exception('ids of nine characters') if message.tool_calls[0].id | length != 9 }}[TOOL_CALLS] [",
+        "{{ ', ' if not loop.first }}"
+        '{"name": "{{ call.name }}", "arguments": {{ call.arguments | tojson }}}',
+        "]",
+        "",
     ),
     "qwen3": _template(
         "",

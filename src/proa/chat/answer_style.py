@@ -35,6 +35,7 @@ _MARKS = (
     ("<arg_key>", "glm45"),
     ("<function=", "qwen3_coder"),
     ("<tool_call>", "qwen3"),
+    ("[TOOL_CALLS]", "mistral"),
 )
 _DEEPSEEK = "<｜tool▁calls▁begin｜>"
 

@@ -149,7 +149,8 @@ class TemplateDialect:
         """Messages for the template: results in the order of their calls, arguments as it wants them."""
         if not any(message.get("tool_calls") or message["role"] == "tool" for message in turn.messages):
             return turn.messages, 0
-        history = normalise_history(turn.messages)
+        new_id = {} if self._style is None else {"new_id": self._style.family.history_id}
+        history = normalise_history(turn.messages, **new_id)
         messages = []
         for message in history.messages:
             if not message.get("reasoning_content", "x"):

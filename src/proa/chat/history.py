@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,8 +29,10 @@ class NormalHistory:
     next_index: int
 
 
-def normalise_history(messages: Sequence[Mapping[str, Any]]) -> NormalHistory:
-    """OpenAI messages in Kimi's form. The input stays as it is; linear in its size.
+def normalise_history(
+    messages: Sequence[Mapping[str, Any]], new_id: Callable[[str, int], str] = call_id
+) -> NormalHistory:
+    """OpenAI messages in Kimi's form. The input stays as it is; linear in its size. `new_id`: of (name, K), see below.
 
     - Calls: `{id: functions.NAME:K, type: function, function: {name, arguments}}`, arguments as text.
     - Results get the id of their call: by their own id, else by name, else in order; adjacent results are sorted.
@@ -40,7 +42,7 @@ def normalise_history(messages: Sequence[Mapping[str, Any]]) -> NormalHistory:
     Raises:
         UserError: a tool call that is no function call.
     """
-    binder = _Binder()
+    binder = _Binder(new_id)
     normal: list[Message] = []
     results: list[Message] = []
     for position, message in enumerate(messages):
@@ -91,8 +93,9 @@ def _first_open(calls: deque[_Call]) -> _Call | None:
 class _Binder:
     """Numbers calls, and finds the call of each result."""
 
-    def __init__(self) -> None:
+    def __init__(self, new_id: Callable[[str, int], str]) -> None:
         self.next_index = 0
+        self._new_id = new_id
         self._by_id: dict[Any, _CallsOfId] = {}
         # Of the latest assistant message with calls: all of them, and by name.
         self._latest: deque[_Call] = deque()
@@ -104,7 +107,7 @@ class _Binder:
         self._latest_named = defaultdict(deque)
         turns: dict[str, deque[_Call]] = defaultdict(deque)
         for old_id, name in calls:
-            call = _Call(self.next_index, call_id(name, self.next_index))
+            call = _Call(self.next_index, self._new_id(name, self.next_index))
             self.next_index += 1
             self._latest.append(call)
             self._latest_named[name].append(call)

@@ -27,6 +27,7 @@ class EnvelopeBody:
         self._reset()
 
     def _reset(self) -> None:
+        self._is_bare = False  # the arguments alone: the header had the name
         self._depth = 0
         self._in_string = False
         self._is_escaped = False
@@ -38,9 +39,13 @@ class EnvelopeBody:
         self._early: list[tuple[str, bool]] = []  # arguments that came before the name
         self._raw: list[str] = []
 
-    def begin(self, _name: str, _events: list[Event]) -> None:
-        """A call begins; its name comes later."""
+    def begin(self, name: str, events: list[Event]) -> None:
+        """A call begins; an empty `name` comes later."""
         self._reset()
+        if name:
+            self._is_bare = True
+            self._name = name
+            self._begin(events)
 
     def open_value(self, _header: str, _events: list[Event]) -> None:
         """There are no parameters."""
@@ -50,6 +55,9 @@ class EnvelopeBody:
 
     def text(self, text: str, events: list[Event], *, is_marker: bool = False) -> None:
         """More of the object."""
+        if self._is_bare:
+            self._calls.arguments(text, events, is_marker=is_marker)
+            return
         if is_marker:
             self._take(text, events, is_marker=True)
             return

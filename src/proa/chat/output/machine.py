@@ -34,7 +34,7 @@ class State(IntEnum):
     CONTENT = auto()
     SECTION = auto()  # inside a section of calls, outside a call
     MAYBE_NAME = auto()  # in what is the header of a call if it names a declared tool, and text if not
-    TYPE = auto()  # in the header of a call, before its name
+    TYPE = auto()  # in the header of a call, before or behind its name
     NAME = auto()
     BODY = auto()  # inside a call, between its parameters
     KEY = auto()
@@ -308,6 +308,10 @@ class CallMachine:
     def open_type(self, events: list[Event]) -> None:
         """The header of a call begins; its name comes later."""
         self.open_section(events)
+        self._state = State.TYPE
+
+    def close_header(self, _events: list[Event]) -> None:
+        """What follows in the header is not the name."""
         self._state = State.TYPE
 
     def close_and_open_type(self, events: list[Event]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ from proa.chat.output import (
     glm45,
     kimi_k2,
     minimax_m2,
+    mistral,
     qwen3,
     qwen3_coder,
 )
@@ -68,11 +69,12 @@ class OutputFamily:
     """How a family of models writes.
 
     markers: the names of its marker tokens. parser: makes the parser for one answer; `spelled`: the markers that the
-    checkpoint has no token for.
+    checkpoint has no token for. history_id: (name, number) -> the id that a call of the history gets in a prompt.
     """
 
     markers: tuple[str, ...]
     parser: _Factory
+    history_id: Callable[[str, int], str]
 
 
 def _kimi(tools: DeclaredTools, *, spelled: Collection[str] = (), **options: Any) -> OutputParser:
@@ -88,7 +90,12 @@ def _family(form: OutputFormat) -> OutputFamily:
         # Ids are the same for any number of calls before.
         return CallMachine(form, tools, **options)
 
-    return OutputFamily((*form.tokens, *form.text_tokens), parser)
+    return OutputFamily((*form.tokens, *form.text_tokens), parser, _history_id)
+
+
+def _history_id(_name: str, number: int) -> str:
+    # Few templates write ids; Mistral's take those of nine letters and digits only.
+    return f"{number:09d}"
 
 
 _FORMATS: dict[str, OutputFormat] = {
@@ -98,12 +105,13 @@ _FORMATS: dict[str, OutputFormat] = {
     "glm45": glm45.FORMAT,
     "glm47": glm45.FORMAT,
     "minimax_m2": minimax_m2.FORMAT,
+    "mistral": mistral.FORMAT,
     "none": OutputFormat(tokens=(THINK, THINK_END), table={}, body=JsonBody),
     "qwen3": qwen3.FORMAT,
     "qwen3_coder": qwen3_coder.FORMAT,
 }
 FAMILIES: dict[str, OutputFamily] = {
-    "kimi_k2": OutputFamily(kimi_k2.MARKERS, _kimi),
+    "kimi_k2": OutputFamily(kimi_k2.MARKERS, _kimi, kimi_k2.call_id),
     **{name: _family(form) for name, form in _FORMATS.items()},
 }
 

@@ -1,0 +1,37 @@
+"""Mixtral and Mistral: `[TOOL_CALLS] [{"name": ..., "arguments": ...}, ...]`, or `([TOOL_CALLS]NAME[ARGS]JSON)+`.
+
+The markers are one token each; nothing marks the end of a call. `[CALL_ID]id` may stand behind the name, and `[ARGS]`
+may be missing.
+"""
+
+from __future__ import annotations
+
+from proa.chat.output.envelope import EnvelopeBody
+from proa.chat.output.machine import THINK, THINK_END, CallMachine, OutputFormat, State
+from proa.chat.output.tools import BLANKS
+
+__all__ = ["FORMAT"]
+
+_CALL = "[TOOL_CALLS]"
+_ID = "[CALL_ID]"
+_ARGUMENTS = "[ARGS]"
+
+_HEADER = {
+    _CALL: CallMachine.open_call,
+    _ARGUMENTS: CallMachine.open_arguments,
+    "{": CallMachine.open_arguments_here,
+}
+
+FORMAT = OutputFormat(
+    tokens=(_CALL, _ID, _ARGUMENTS, THINK, THINK_END),
+    table={
+        State.REASONING: {_CALL: CallMachine.open_call},
+        State.CONTENT: {_CALL: CallMachine.open_call},
+        State.NAME: {**_HEADER, _ID: CallMachine.close_header},
+        State.TYPE: _HEADER,
+        State.ARGUMENTS: {_CALL: CallMachine.close_and_open_call},
+    },
+    body=EnvelopeBody,
+    # The bracket of a list: the names are inside.
+    name=lambda header: header.strip(f"{BLANKS}["),
+)
