@@ -17,7 +17,7 @@ from tests.models.conftest import MAX_TOKENS, make_case, one_torch_thread, runti
 from tests.models.paging import Pager, all_logits
 from tests.models.storages import STORAGES
 from tests.models.test_oracle import NOISE_FACTOR, reference_logits, rounding_noise, tokens
-from tests.models.variants import VARIANTS, VOCAB
+from tests.models.variants import LAYERS, MLA, VARIANTS, VOCAB, Variant
 
 from proa.device.gpu import FEW_TOKENS, GpuDevice, LinearKernels
 from proa.models import load_model
@@ -173,3 +173,46 @@ def answers(path, device):
             found[output.rid] += output.token_ids
     engine.check_integrity()
     return found, loaded.info
+
+
+DENSE = Variant("deepseek_dense", "deepseek_v3", "bf16", MLA | {"first_k_dense_replace": LAYERS})
+
+
+@on_gpu_only
+def test_captured_decode_steps_have_the_same_bits(make_case, trunk, runtime, device):  # noqa: F811
+    """Five sequences of different lengths, alone and in batches of changing size, replayed and launched one by one."""
+    from proa.models import DecodeGraphs
+
+    path = make_case(DENSE).path
+    options = {"max_tokens": MAX_TOKENS, "max_positions": 256, "device": trunk, "attention": "triton"}
+    model = load_model(Checkpoint.open(path), runtime, **options)
+    assert model.is_capturable
+    pages = [Pager(model, num_blocks=32, dtype="bfloat16", device=device) for _ in range(2)]
+    with torch.inference_mode():
+        graphs = DecodeGraphs(model, pages[1].kv, max_batch=5, max_blocks=16)
+    pages[1].model = Replayed(model, graphs)
+    sequences = [[p.sequence(64) for _ in range(5)] for p in pages]
+    with torch.inference_mode():
+        for size in (5, 1, 3, 5, 2):
+            lengths = [1 + 7 * i for i in range(5)] if sequences[0][0].length == 0 else [1] * size
+            chunks = [tokens(n, seed) for seed, n in enumerate(lengths)]
+            found = [
+                p.forward(list(zip(s[: len(chunks)], chunks, strict=True)))
+                for p, s in zip(pages, sequences, strict=True)
+            ]
+            assert torch.equal(*found)
+    assert pages[1].model.replayed == 4
+
+
+class Replayed:
+    """A model that replays what was captured."""
+
+    def __init__(self, model, graphs):
+        self.layout = model.layout
+        self._model, self._graphs, self.replayed = model, graphs, 0
+
+    def forward(self, batch, kv, still_wanted=None):
+        if not self._graphs.takes(batch):
+            return self._model.forward(batch, kv, still_wanted)
+        self.replayed += 1
+        return self._graphs.forward(batch)

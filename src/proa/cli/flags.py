@@ -183,6 +183,22 @@ FLAGS: tuple[Flag, ...] = (
         sglang=("--mem-fraction-static",),
     ),
     Flag(
+        "--disable-cuda-graph",
+        "engine",
+        "disable_cuda_graph",
+        bool,
+        "Launch every kernel of a decode step on a GPU by itself.",
+        sglang=("--disable-cuda-graph",),
+    ),
+    Flag(
+        "--cuda-graph-max-bs",
+        "engine",
+        "cuda_graph_max_bs",
+        int,
+        "Decode steps of at most so many sequences are captured as CUDA graphs at start.",
+        sglang=("--cuda-graph-max-bs",),
+    ),
+    Flag(
         "--max-running-requests",
         "engine",
         "max_running_requests",

@@ -37,7 +37,6 @@ class ForeignFlag:
 
 _ALL_ON_CPU = "every expert is computed on the CPU in this version"
 _ONE_GPU = "one GPU is used"
-_NO_GRAPH = "no CUDA graph is captured in this version"
 _FORMAT = "the weight format is read from the checkpoint, tensor by tensor"
 _ONE_MACHINE = "proa is one process on one machine; nothing is split"
 
@@ -78,9 +77,7 @@ FOREIGN: tuple[ForeignFlag, ...] = (
     ForeignFlag(("--sampling-backend",), 1, "there is one sampler"),
     ForeignFlag(("--fp8-gemm-backend",), 1, "kernels are chosen per machine and format; see `proa doctor`"),
     ForeignFlag(("--moe-runner-backend",), 1, "kernels are chosen per machine and format; see `proa doctor`"),
-    ForeignFlag(("--disable-cuda-graph",), 0, _NO_GRAPH),
-    ForeignFlag(("--cuda-graph-max-bs",), 1, _NO_GRAPH),
-    ForeignFlag(("--cuda-graph-bs",), "+", _NO_GRAPH),
+    ForeignFlag(("--cuda-graph-bs",), "+", "every batch size up to --cuda-graph-max-bs is captured"),
     ForeignFlag(("--dtype",), 1, "activations are float32, weights stay as they are in the checkpoint"),
     ForeignFlag(("--quantization",), 1, _FORMAT),
     ForeignFlag(("--load-format",), 1, "checkpoints are safetensors, never pickles"),

@@ -11,7 +11,7 @@ from proa.engine.config import EngineConfig
 from proa.engine.engine import Engine
 from proa.engine.kv_plan import KVPlan
 from proa.engine.prefill_pace import PrefillPace
-from proa.engine.runner import ForwardModel, Runner
+from proa.engine.runner import ForwardModel, Runner, StepGraphs
 from proa.engine.scheduler import Scheduler
 from proa.kvcache.layout import KVLayout
 from proa.kvcache.manager import KVManager
@@ -23,11 +23,16 @@ _CPU = torch.device("cpu")
 
 # bytes done, bytes in all
 Report = Callable[[int, int], None]
+# the pool, and the most blocks of a sequence
+Capture = Callable[[KVPool, int], StepGraphs]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model and the plan of its KV cache, which lies on `device` as the trunk does."""
+    """A model and the plan of its KV cache, which lies on `device` as the trunk does.
+
+    `capture`: records steps of the model over a pool; None where that is not possible or not wanted.
+    """
 
     model: ForwardModel
     layout: KVLayout
@@ -35,6 +40,7 @@ class LoadedModel:
     eos_token_ids: Sequence[int]
     info: dict[str, str] = field(default_factory=dict)
     device: torch.device = _CPU
+    capture: Capture | None = None
 
 
 Loader = Callable[[EngineConfig, Report], LoadedModel]
@@ -50,12 +56,14 @@ def build_engine(config: EngineConfig, loaded: LoadedModel) -> Engine:
     plan = loaded.plan
     pool = KVPool(loaded.layout, plan.num_blocks, plan.block_size, plan.dtype, loaded.device)
     manager = KVManager(plan.num_blocks, plan.block_size, prefix_cache=not config.disable_radix_cache)
+    max_blocks = -(-plan.max_model_len // plan.block_size)
     runner = Runner(
         loaded.model,
         pool,
         max_tokens=max_forward_tokens(config),
         max_running=config.max_running_requests,
-        max_blocks=-(-plan.max_model_len // plan.block_size),
+        max_blocks=max_blocks,
+        graphs=None if loaded.capture is None else loaded.capture(pool, max_blocks),
     )
     pace = PrefillPace(config.chunked_prefill_size)
     scheduler = Scheduler(manager, pace, max_running=config.max_running_requests)

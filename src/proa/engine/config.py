@@ -37,6 +37,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     device: of the trunk; auto: a GPU where there is a usable one. Routed experts are in RAM either way.
     attention_backend: on a GPU; flashinfer where that package is missing means auto.
     mem_fraction_static: share of the GPU's memory that weights and KV cache may take together.
+    disable_cuda_graph, cuda_graph_max_bs: decode steps of up to so many sequences are captured as CUDA graphs at start.
     random_seed: makes requests without a seed reproducible from run to run; None draws from the OS.
     """
 
@@ -58,6 +59,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     device: Literal["auto", "cpu", "cuda"] = "auto"
     attention_backend: Literal["auto", "triton", "torch", "flashinfer"] = "auto"
     mem_fraction_static: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    disable_cuda_graph: bool = False
+    cuda_graph_max_bs: Annotated[int, Meta(ge=1, le=256)] = 16
     random_seed: int | None = None
     memory_fraction: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.8
     log_level: Literal["debug", "info", "warning", "error"] = "info"

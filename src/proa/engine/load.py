@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from functools import partial
 
+import torch
+
 from proa.attention.backend import gpu_backend
 from proa.device.select import Gpu, choose_gpu, create_device
 from proa.engine.build import LoadedModel, Report, max_forward_tokens
@@ -12,7 +14,9 @@ from proa.engine.config import EngineConfig
 from proa.engine.gpu_plan import check_expert_memory, plan_gpu
 from proa.engine.kv_plan import plan_kv
 from proa.engine.memory import available_bytes
+from proa.kvcache.pool import KVPool
 from proa.models import (
+    DecodeGraphs,
     Model,
     ModelInfo,
     check_expert_method,
@@ -86,7 +90,15 @@ def _load_on_gpu(
     runtime = CpuRuntime(config.num_threads)
     model = _load(config, gpu, runtime, checkpoint, experts, plan.max_model_len, report)
     info = {**plan.notes, **_info(config, model_info, runtime), **notes}
-    return LoadedModel(model, model_info.layout, plan, model_info.eos_token_ids, info, gpu.torch_device)
+    capture = None
+    if model.is_capturable and not config.disable_cuda_graph:
+        capture = partial(_capture, model, min(config.cuda_graph_max_bs, config.max_running_requests))
+    return LoadedModel(model, model_info.layout, plan, model_info.eos_token_ids, info, gpu.torch_device, capture)
+
+
+def _capture(model: Model, max_batch: int, pool: KVPool, max_blocks: int) -> DecodeGraphs:
+    with torch.inference_mode():
+        return DecodeGraphs(model, pool, max_batch=max_batch, max_blocks=max_blocks)
 
 
 def _load(

@@ -15,7 +15,7 @@ from proa.engine.scheduler import Chunk
 from proa.kvcache.pool import KVPool
 from proa.moe.traffic import ExpertTraffic
 
-__all__ = ["ForwardModel", "Runner"]
+__all__ = ["ForwardModel", "Runner", "StepGraphs"]
 
 
 class ForwardModel(Protocol):
@@ -35,13 +35,31 @@ class ForwardModel(Protocol):
         ...
 
 
+class StepGraphs(Protocol):
+    """Recorded forwards of some kinds of batches."""
+
+    def takes(self, batch: ForwardBatch) -> bool: ...
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """What the model's forward returns, valid until the next call."""
+        ...
+
+
 class Runner:
     """Owns the batch buffers; a batch's tensors are views of them, valid until the next `forward`."""
 
     def __init__(
-        self, model: ForwardModel, pool: KVPool, *, max_tokens: int, max_running: int, max_blocks: int
+        self,
+        model: ForwardModel,
+        pool: KVPool,
+        *,
+        max_tokens: int,
+        max_running: int,
+        max_blocks: int,
+        graphs: StepGraphs | None = None,
     ) -> None:
         self._model = model
+        self._graphs = graphs
         self._pool = pool
         self._indices = _IndexBuffer(4 * max_tokens + max_running + max_running * max_blocks, pool.device)
 
@@ -56,9 +74,8 @@ class Runner:
         Logits [vocab] in CPU memory, or on a GPU the token itself where nothing but a draw was asked for.
         `poll` is called between layers. Chunks of requests it ends are not computed further.
         """
-        watch = None if poll is None else _Watch(chunks, poll)
         with torch.inference_mode():
-            logits = self._model.forward(self._build(chunks), self._pool, watch)
+            logits = self._logits(self._build(chunks), None if poll is None else _Watch(chunks, poll))
             drawing = [chunk for chunk in chunks if chunk.draws and chunk.live]
             expected = (len(drawing), self._model.vocab_size)
             assert tuple(logits.shape) == expected and logits.dtype == torch.float32, (logits.shape, expected)
@@ -66,6 +83,11 @@ class Runner:
                 rows: NDArray[np.float32] = logits.numpy()
                 return list(rows)
             return draw_on_device(logits, [chunk.request for chunk in drawing])
+
+    def _logits(self, batch: ForwardBatch, watch: StillWanted | None) -> torch.Tensor:
+        if self._graphs is not None and self._graphs.takes(batch):
+            return self._graphs.forward(batch)  # a step of few tokens: nobody waits long for its end
+        return self._model.forward(batch, self._pool, watch)
 
     def _build(self, chunks: Sequence[Chunk]) -> ForwardBatch:
         block_size = self._pool.block_size

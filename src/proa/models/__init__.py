@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from proa.models.decode_graph import DecodeGraphs
 from proa.models.expert_method import check_expert_method
 from proa.models.expert_sources import expert_layout, open_experts
 from proa.models.loader import GpuBytes, Model, ModelInfo, gpu_bytes, inspect, load_model, packed_bytes
 
 __all__ = [
+    "DecodeGraphs",
     "GpuBytes",
     "Model",
     "ModelInfo",

@@ -155,6 +155,12 @@ class Decoder:
         return self._workspace.device_bytes
 
     @property
+    def is_capturable(self) -> bool:
+        """Whether a forward of few tokens on a GPU can be captured in a CUDA graph."""
+        on_gpu = self._workspace.device.torch_device.type == "cuda"
+        return on_gpu and all(layer.is_capturable for layer in self._layers)
+
+    @property
     def expert_traffic(self) -> ExpertTraffic:
         """Of the routed experts of all layers since loading."""
         return sum((layer.traffic for layer in self._layers), ExpertTraffic())
@@ -265,6 +271,11 @@ class DecoderLayer:
                 names=MlpNames(),
             )
         return cls(attention, mlp, attention_norm=attention_norm, mlp_norm=mlp_norm)
+
+    @property
+    def is_capturable(self) -> bool:
+        """Whether its experts let a decode step be part of a CUDA graph."""
+        return not isinstance(self._mlp, MoeLayer) or self._mlp.is_capturable
 
     @property
     def traffic(self) -> ExpertTraffic:

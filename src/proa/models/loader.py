@@ -56,6 +56,10 @@ class Model(Protocol):
     def gpu_scratch_bytes(self) -> int: ...
 
     @property
+    def is_capturable(self) -> bool:
+        """Whether a forward of few tokens can be captured in a CUDA graph."""
+
+    @property
     def expert_traffic(self) -> ExpertTraffic: ...
 
     def forward(self, batch: ForwardBatch, kv: KVPool, still_wanted: StillWanted | None = None) -> torch.Tensor:

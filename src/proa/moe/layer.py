@@ -96,6 +96,11 @@ class MoeLayer:
         return self._nbytes
 
     @property
+    def is_capturable(self) -> bool:
+        """Whether a forward of few tokens can be part of a CUDA graph."""
+        return self._strategy.is_capturable
+
+    @property
     def traffic(self) -> ExpertTraffic:
         """Of the routed experts; shared experts are not counted."""
         return self._strategy.traffic

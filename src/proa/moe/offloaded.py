@@ -22,6 +22,8 @@ class OffloadedExperts:
 
     __slots__ = ("_copied", "_experts", "_workspace")
 
+    is_capturable = False
+
     def __init__(self, experts: CpuExperts, workspace: Workspace) -> None:
         self._experts = experts
         self._workspace = workspace

@@ -39,6 +39,10 @@ class ExpertStrategy(Protocol):
     def traffic(self) -> ExpertTraffic:
         """Of the experts that run on the CPU."""
 
+    @property
+    def is_capturable(self) -> bool:
+        """Whether a forward of few tokens only queues work on a stream, and so can be part of a CUDA graph."""
+
     def submit(self, x: torch.Tensor, topk: TopK, ctx: LayerContext) -> None:
         """`x` float32 `[T, hidden]`. Writes all of `ctx.out`."""
 
@@ -50,6 +54,8 @@ class AllCpu:
     """Every expert on the CPU, as the trunk is."""
 
     __slots__ = ("_experts",)
+
+    is_capturable = False
 
     def __init__(self, experts: CpuExperts) -> None:
         self._experts = experts
