@@ -89,9 +89,9 @@ class FakeEngine:
     def take(self, message) -> None:
         match message:
             case Generate():
-                self.journal(
-                    event="generate", rid=message.rid, sampling=repr(message.sampling), n=len(message.token_ids)
-                )
+                ids = {"token_ids": message.token_ids} if self.config.get("journal_prompts") else {}
+                sampling = repr(message.sampling)
+                self.journal(event="generate", rid=message.rid, sampling=sampling, n=len(message.token_ids), **ids)
                 self.waiting.append(message)
             case Abort():
                 self.journal(event="abort", rid=message.rid, known=message.rid in self.running)

@@ -39,13 +39,21 @@ def answer_ids(tokenizer: TiktokenTokenizer, text: str, ordinary: Sequence[Seque
 
 
 @contextmanager
-def scripted_server(directory: Path, texts: Sequence[str], **server: Any) -> Iterator[ServerProcess]:
+def scripted_server(
+    directory: Path, texts: Sequence[str], *, max_model_len: int = 65536, **server: Any
+) -> Iterator[ServerProcess]:
     """A server that answers a request of seed ANSWER_SEED + i with the i-th of `texts`."""
     model = write_model(directory / "model")
     tokenizer = TiktokenTokenizer.load(model)
     answers = [[*answer_ids(tokenizer, text), END] for text in texts]
     (directory / "answers").write_text(json.dumps(answers))
-    engine = {"answers": str(directory / "answers"), "vocab_size": 512, "step_seconds": 0.0, "max_model_len": 65536}
+    engine = {
+        "answers": str(directory / "answers"),
+        "vocab_size": 512,
+        "step_seconds": 0.0,
+        "max_model_len": max_model_len,
+        "journal_prompts": True,
+    }
     process = ServerProcess(directory, model, engine=engine, server=server)
     try:
         yield process.wait_ready()
@@ -53,3 +61,9 @@ def scripted_server(directory: Path, texts: Sequence[str], **server: Any) -> Ite
         process.stop()
     assert process.exit_code() == 0, process.log()
     assert "Traceback" not in process.log(), process.log()
+
+
+def last_prompt(process: ServerProcess) -> list[int]:
+    """The token ids of the last prompt that the engine of a scripted server was given."""
+    lines = process.journal_file.read_bytes().splitlines()
+    return next(json.loads(line)["token_ids"] for line in reversed(lines) if b'"generate"' in line)

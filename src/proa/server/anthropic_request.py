@@ -110,6 +110,12 @@ class MessagesRequest(ChatBody):
 
     _check_stop_sequences = field_validator("stop_sequences")(check_stops)
 
+    @field_validator("model")
+    @classmethod
+    def _plain_model(cls, name: str | None) -> str | None:
+        """Claude Code asks for a long context by a suffix of the name."""
+        return name.removesuffix("[1m]") if name is not None else None
+
     @model_validator(mode="after")
     def _check_messages(self) -> Self:
         if (self.n or 1) > 1:
@@ -149,6 +155,7 @@ class MessagesRequest(ChatBody):
             tools=tools,
             no_calls=self._choice.mode == "none",
             thinking=None if self.thinking is None else self.thinking.type != "disabled",
+            reasoning_effort=_effort((self.output_config or {}).get("effort")),
             add_generation_prompt=not continues,
             continue_final_message=continues,
         )
@@ -166,6 +173,10 @@ class MessagesRequest(ChatBody):
         if not isinstance(given, dict):
             return None
         return {"type": given.get("type"), "json_schema": {"name": "output", "schema": given.get("schema")}}
+
+
+def _effort(value: Any) -> str | None:
+    return value if isinstance(value, str) and len(value) <= 100 else None
 
 
 def _system(content: str | list[dict[str, Any]] | None, where: str) -> str:
@@ -249,7 +260,7 @@ def _plain_block(block: Any) -> Mapping[str, Any]:
     if block.get("type") == "document" and isinstance(source, Mapping) and source.get("type") == "text":
         return {"type": "text", "text": source.get("data")}
     if block.get("type") == "search_result" and isinstance(block.get("content"), list):
-        return {"type": "text", "text": "".join(str(part.get("text", "")) for part in block["content"])}
+        return {"type": "text", "text": text_of(map(_plain_block, block["content"]), "search_result.content")}
     return block
 
 

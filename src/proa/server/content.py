@@ -48,7 +48,8 @@ def part_text(part: Mapping[str, Any], where: str) -> str:
     Raises:
         UserError: a part that is no text.
     """
-    kind = part.get("type")
+    given = part.get("type")
+    kind = given if isinstance(given, str) else ""
     if kind in _MEDIA:
         raise UserError(
             where,
@@ -57,9 +58,8 @@ def part_text(part: Mapping[str, Any], where: str) -> str:
             "leave the part out",
             code="unsupported_media",
         )
-    key = _TEXT_KEYS.get(kind) if isinstance(kind, str) else None
-    if key is None:
-        raise UserError(where, f"a part of type {', '.join(_TEXT_KEYS)}", f"type {str(kind)[:100]!r}")
+    if (key := _TEXT_KEYS.get(kind)) is None:
+        raise UserError(where, f"a part of type {', '.join(_TEXT_KEYS)}", f"type {str(given)[:100]!r}")
     text = part.get(key)
     if not isinstance(text, str):
         raise UserError(f"{where}.{key}", "text", type(text).__name__)

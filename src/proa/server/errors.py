@@ -19,6 +19,7 @@ __all__ = [
     "BodyTooLargeError",
     "ErrorShape",
     "ModelNotFoundError",
+    "PromptTooLongError",
     "RouteError",
     "anthropic_error",
     "error_body",
@@ -83,6 +84,17 @@ class ModelNotFoundError(UserError):
         super().__init__("model", " or ".join(known), name[:200], "see /v1/models", code="model_not_found")
 
 
+class PromptTooLongError(UserError):
+    """A prompt that cannot fit however it is tokenized. `fewest`: tokens it has at least."""
+
+    def __init__(self, where: str, num_characters: int, fewest: int, limit: int) -> None:
+        got = f"{num_characters} characters, which are {fewest} tokens or more"
+        super().__init__(where, f"at most {limit} tokens", got, "shorten the prompt", code="context_length_exceeded")
+        self.prompt_tokens = fewest
+        self.max_tokens = 0
+        self.limit = limit
+
+
 class RouteError(UserError):
     """A path, or a method of it, that is not there."""
 
@@ -107,7 +119,7 @@ def anthropic_error(error: Exception) -> dict[str, Any]:
     """The body for `error` in Anthropic's API."""
     status, body, _ = describe(error)
     message = body["error"]["message"]
-    if isinstance(error, ContextLengthError):
+    if isinstance(error, ContextLengthError | PromptTooLongError):
         # Clients read the counts from these words, and shorten their answer or the conversation by them.
         prompt, answer, limit = error.prompt_tokens, error.max_tokens, error.limit
         message = (

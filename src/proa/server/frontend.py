@@ -15,7 +15,8 @@ from proa.chat.kimi_prompt import kimi_style
 from proa.chat.templates import ChatTemplate, read_json, read_template_source, special_token_names
 from proa.chat.tiktoken_tokenizer import TiktokenTokenizer
 from proa.chat.tokenizer import Tokenizer
-from proa.core.errors import QueueFullError, UnavailableError, UserError
+from proa.core.errors import QueueFullError, UnavailableError
+from proa.server.errors import PromptTooLongError
 
 __all__ = ["Frontend"]
 
@@ -135,13 +136,7 @@ class Frontend:
             return
         fewest = num_characters // (self._longest_token_bytes * _NORMALIZED_SHRINK)
         if fewest > max_tokens:
-            raise UserError(
-                where,
-                f"at most {max_tokens} tokens",
-                f"{num_characters} characters, which are {fewest} tokens or more",
-                "shorten the prompt",
-                code="context_length_exceeded",
-            )
+            raise PromptTooLongError(where, num_characters, fewest, max_tokens)
 
 
 def _eos_token_ids(

@@ -69,12 +69,14 @@ class ResponsesRequest(ChatBody):
         """See ChatBody."""
         tools = ResponseTools(self.tools or ())
         choice, declared = self._choice(tools)
+        effort = self.reasoning.effort if self.reasoning is not None else None
         return ChatRequest(
             turn=ChatTurn(
                 messages=self._messages(),
                 tools=declared,
                 no_calls=choice.mode == "none",
-                thinking=False if self.reasoning and self.reasoning.effort == "none" else None,
+                thinking=False if effort == "none" else None,
+                reasoning_effort=effort,
             ),
             tool_choice=choice,
             parallel_tool_calls=self.parallel_tool_calls is not False,
