@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from proa.cli import bench_experts, console
+from proa.cli import bench_experts, bench_hybrid, console
 from proa.cli.bench_client import Load, run_load
 from proa.cli.bench_report import Report, print_report
 from proa.cli.client import Endpoint
@@ -103,6 +103,7 @@ def serve(
 
 app.command("serve", help=console.help_text(inspect.getdoc(serve) or ""))(serve)
 bench_experts.register(app)
+bench_hybrid.register(app)
 
 
 def _check_writable(path: Path | None) -> None:

@@ -61,12 +61,13 @@ def _hand_over(
         row = tl.load(x + token.to(tl.int64) * x_row + column, mask=inside, other=0.0)
         tl.store(host_x + token.to(tl.int64) * hidden + column, row.to(tl.float32), mask=inside)
     else:
+        # No name of the branch above: in a kernel it would have one type in both.
         slot = tl.arange(0, SLOTS)
-        inside = slot < slots
+        has_slot = slot < slots
         first = token.to(tl.int64) * slots
-        expert = tl.load(ids + first + slot, mask=inside, other=-1)
-        place = tl.load(table + expert.to(tl.int64) * table_row, mask=inside & (expert >= 0), other=-1)
-        tl.store(host_ids + first + slot, tl.where(place >= 0, -1, expert), mask=inside)
-        tl.store(host_weights + first + slot, tl.load(weights + first + slot, mask=inside, other=0.0), mask=inside)
+        expert = tl.load(ids + first + slot, mask=has_slot, other=-1)
+        place = tl.load(table + expert.to(tl.int64) * table_row, mask=has_slot & (expert >= 0), other=-1)
+        tl.store(host_ids + first + slot, tl.where(place >= 0, -1, expert), mask=has_slot)
+        tl.store(host_weights + first + slot, tl.load(weights + first + slot, mask=has_slot, other=0.0), mask=has_slot)
         if token == 0:
             tl.store(host_tokens, tokens)

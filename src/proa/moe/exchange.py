@@ -34,7 +34,7 @@ def device_view(host: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 class ExpertExchange:
     """Rows of up to `max_tokens` tokens: `x`, `ids`, `late_ids`, `weights`, `tokens` for the CPU, `out` and `late_out`
-    from it.
+    from it; what is late has no rows without `late`.
 
     Each is a tensor of pinned CPU memory; kernels use the same memory through views of their own: no copies are
     queued, a kernel's stores are on their way while it runs.
@@ -42,16 +42,19 @@ class ExpertExchange:
 
     __slots__ = ("_device", "ids", "late_ids", "late_out", "max_tokens", "out", "tokens", "weights", "x")
 
-    def __init__(self, device: torch.device, max_tokens: int, hidden: int, top_k: int) -> None:
+    def __init__(self, device: torch.device, max_tokens: int, hidden: int, top_k: int, *, late: bool = False) -> None:
         pinned = device.type == "cuda"
         self.max_tokens = max_tokens
-        self.x, self.out, self.late_out = (torch.zeros(max_tokens, hidden, pin_memory=pinned) for _ in range(3))
+        self.x, self.out, self.late_out = (
+            torch.zeros(rows, hidden, pin_memory=pinned) for rows in (max_tokens, max_tokens, max_tokens * late)
+        )
         self.ids, self.late_ids = (
-            torch.full((max_tokens, top_k), -1, dtype=torch.int32, pin_memory=pinned) for _ in range(2)
+            torch.full((rows, top_k), -1, dtype=torch.int32, pin_memory=pinned)
+            for rows in (max_tokens, max_tokens * late)
         )
         self.weights = torch.zeros(max_tokens, top_k, pin_memory=pinned)
         self.tokens = torch.zeros(1, dtype=torch.int32, pin_memory=pinned)
-        hosts = ("x", "ids", "late_ids", "weights", "tokens", "out", "late_out")
+        hosts = ("x", "ids", "weights", "tokens", "out", *(("late_ids", "late_out") if late else ()))
         self._device = {name: device_view(getattr(self, name), device) for name in hosts}
 
     def give(self, x: torch.Tensor, topk: TopK, table: torch.Tensor) -> None:

@@ -34,8 +34,9 @@ class HybridShared:
         cls, worker: StreamWorker, plan: DeferralPlan, device: torch.device, max_tokens: int, hidden: int, top_k: int
     ) -> HybridShared:
         """For batches of up to `max_tokens`."""
-        first = ExpertExchange(device, max_tokens, hidden, top_k)
-        second = ExpertExchange(device, max_tokens, hidden, top_k) if any(plan.deferred) else first
+        late = any(plan.deferred)
+        first = ExpertExchange(device, max_tokens, hidden, top_k, late=late)
+        second = ExpertExchange(device, max_tokens, hidden, top_k, late=late) if late else first
         return cls(worker, (first, second), plan)
 
     def exchange(self, layer: int) -> ExpertExchange:

@@ -1,0 +1,163 @@
+"""A prompt through the layers of a `HybridStack` in one pass of the experts over the bus, and its parts alone."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from proa.cli.bench_hybrid_setup import HybridStack
+from proa.moe.prefill_plan import LayerPlan, PrefillRates, plan_layer
+from proa.moe.router import TopK
+from proa.moe.strategy import LayerContext
+
+__all__ = ["measure_prefill"]
+
+PASSES = 3
+COPY_PIECE = 1 << 30
+
+
+class _Chunk:
+    def __init__(self, stack: HybridStack, tokens: int) -> None:
+        dims, device = stack.spec.experts.dims, stack.device
+        self.stack, self.tokens = stack, tokens
+        self.x = torch.randn(tokens, dims.hidden, device=device)
+        self.out = torch.zeros(tokens, dims.hidden, device=device)
+        scores = torch.rand(tokens, dims.experts, device=device)
+        ids = scores.topk(dims.top_k, dim=1).indices.to(torch.int32)
+        self.topk = TopK(ids, torch.full((tokens, dims.top_k), 1.0 / dims.top_k, device=device))
+
+    def compute(self, *, trunk: bool = True) -> None:
+        """All layers as the pass has them."""
+        for i, strategy in enumerate(self.stack.prefill):
+            ctx = LayerContext(i, self.out)
+            if trunk:
+                self.stack.trunk[i].prefill_attention(self.x)
+            strategy.submit(self.x, self.topk, ctx)
+            if trunk:
+                self.stack.trunk[i].shared_experts(self.x, self.out)
+            strategy.finish(self.x, self.topk, ctx)
+
+    def stream_only(self) -> None:
+        """The copies of the pass, and nothing computed."""
+        stream = self.stack.stream
+        for i in range(len(self.stack.prefill)):
+            for _ in range(stream.groups_left(i)):
+                stream.wait(i)
+                stream.release()
+
+
+def _copy_rate(stack: HybridStack) -> float:
+    """Bytes per second of plain copies from the pinned experts to the GPU, in pieces of 1 GiB."""
+    pieces = []
+    for layer in stack.layers:
+        for start, nbytes in layer.used_memory:
+            piece = min(COPY_PIECE, nbytes, stack.stream.part_bytes)
+            pieces += [(start + at, piece) for at in range(0, nbytes - piece + 1, piece)]
+    rates = []
+    handle = torch.cuda.current_stream().cuda_stream if stack.device.type == "cuda" else 0
+    for _ in range(PASSES):
+        stack.synchronize()
+        start_time = time.perf_counter()
+        for address, nbytes in pieces:
+            stack.driver.copy_to_device(handle, stack.stream.arena.data_ptr(), address, nbytes)
+        stack.synchronize()
+        rates.append(sum(nbytes for _, nbytes in pieces) / (time.perf_counter() - start_time))
+    return max(rates)
+
+
+def _seconds(stack: HybridStack, plans: list[LayerPlan], work: Callable[[], None]) -> float:
+    times = []
+    for _ in range(PASSES + 1):
+        stack.synchronize()
+        start = time.perf_counter()
+        stack.shared_pass.begin(plans)
+        work()
+        stack.synchronize()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:])
+
+
+def _cpu_rates(stack: HybridStack, tokens: int) -> tuple[float, float]:
+    """(bytes per second with one token per expert, operations per second with as many as the chunk has)."""
+    dims, layer = stack.spec.experts.dims, stack.layers[0]
+    loaded = [expert for expert in range(dims.experts) if layer.is_loaded(expert)][: dims.top_k]
+    each = max(1, tokens * dims.top_k // dims.experts)
+    rates = []
+    for count in (1, each):
+        x = np.random.default_rng(0).standard_normal((count, dims.hidden), np.float32)
+        ids = np.tile(np.array(loaded, np.int32), (count, 1))
+        out, weights = np.empty_like(x), np.full(ids.shape, 0.125, np.float32)
+        times = []
+        for _ in range(5):
+            start = time.perf_counter()
+            layer.forward(x, ids, weights, out)
+            times.append(time.perf_counter() - start)
+        rates.append(len(loaded) * (stack.spec.experts.bytes_per_expert / min(times)))
+        flops = len(loaded) * count * 6.0 * dims.hidden * dims.intermediate / min(times)
+    return rates[0], flops
+
+
+def measure_prefill(stack: HybridStack, tokens: int, write: Callable[[str], None]) -> dict[str, Any]:
+    """Of a prompt of `tokens`; `*_s` are seconds of all layers in memory, `model_*` of the whole model's."""
+    write(f"prompt of {tokens} tokens")
+    spec, dims = stack.spec, stack.spec.experts.dims
+    chunk = _Chunk(stack, tokens)
+    resident = np.zeros((spec.layers, dims.experts), np.bool_)
+    for i, gpu in enumerate(stack.gpus):
+        resident[i, gpu.experts] = True
+    everything = [LayerPlan(tuple(np.flatnonzero(~on_gpu).tolist()), (), 0.0) for on_gpu in resident]
+    expert_bytes = sum(stack.sizes)
+    streamed = sum(len(plan.streamed) for plan in everything) * expert_bytes
+    copy_rate = _copy_rate(stack)
+    stream_s = _seconds(stack, everything, chunk.stream_only)
+    experts_s = _without_copies(stack, chunk, everything, trunk=False)
+    compute_s = _without_copies(stack, chunk, everything, trunk=True)
+    chunk_s = _seconds(stack, everything, chunk.compute)
+    cpu_bytes, cpu_flops = _cpu_rates(stack, tokens)
+    flops = 6.0 * tokens * dims.top_k * dims.hidden * dims.intermediate
+    rates = PrefillRates(streamed / stream_s, copy_rate, cpu_bytes, cpu_flops, spec.layers * flops / experts_s)
+    load = np.full(dims.experts, tokens * dims.top_k / dims.experts)
+    mixed = [
+        plan_layer(
+            load, on_gpu, tokens=tokens, hidden=dims.hidden, intermediate=dims.intermediate,
+            expert_bytes=expert_bytes, rates=rates,
+        )
+        for on_gpu in resident
+    ]  # fmt: skip
+    mixed_s = _seconds(stack, mixed, chunk.compute) if any(plan.cpu for plan in mixed) else chunk_s
+    best = min(chunk_s, mixed_s)
+    result = {
+        "tokens": tokens,
+        "pinned_copy_gib_per_s": copy_rate / 2**30,
+        "stream_gib_per_s": streamed / stream_s / 2**30,
+        "stream_over_copy": streamed / stream_s / copy_rate,
+        "bytes_over_bus_over_copy": streamed / chunk_s / copy_rate,
+        "stream_s": stream_s,
+        "compute_s": compute_s,
+        "experts_s": experts_s,
+        "chunk_s": chunk_s,
+        "chunk_over_bound": chunk_s / max(stream_s, compute_s),
+        "gpu_expert_tflops": spec.layers * flops / experts_s / 1e12,
+        "cpu_experts_per_layer": len(mixed[0].cpu),
+        "cpu_tflops": cpu_flops / 1e12,
+        "mixed_s": mixed_s,
+        "model_tokens_per_s": tokens / (best * spec.trunk.layers / spec.layers),
+        "model_tokens_per_s_stream_only": tokens / (chunk_s * spec.trunk.layers / spec.layers),
+    }
+    for name, value in result.items():
+        write(f"  {name} {value:.4g}")
+    return result
+
+
+def _without_copies(stack: HybridStack, chunk: _Chunk, plans: list[LayerPlan], *, trunk: bool) -> float:
+    """Seconds of the GPU's work alone, on what the last pass left in the ring."""
+    stack.stream.copies_enabled = False
+    try:
+        return _seconds(stack, plans, lambda: chunk.compute(trunk=trunk))
+    finally:
+        stack.stream.copies_enabled = True
