@@ -129,6 +129,11 @@ def test_a_model_answers_to_its_path_too_unless_it_was_named(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     assert serve.compose(str(tmp_path), {})[0].model_names == (tmp_path.name, str(tmp_path))
     assert serve.compose(str(tmp_path), {"--served-model-name": "kimi"})[0].model_names == ("kimi",)
+    config = serve.compose(str(tmp_path), {"--served-model-name": "kimi, claude-x"})[0]
+    assert (config.model_name, config.model_names) == ("kimi", ("kimi", "claude-x"))
+    assert config.serves("claude-x") and not config.serves("gpt") and not config.serves("*")
+    config = serve.compose(str(tmp_path), {"--served-model-name": "kimi, *"})[0]
+    assert config.model_names == ("kimi",) and config.serves("gpt")
 
 
 def test_the_commands_import_neither_torch_nor_native_code():

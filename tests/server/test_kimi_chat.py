@@ -156,6 +156,19 @@ def test_thinking_off(kimi):
     assert answer["choices"][0]["message"]["content"] == "only thoughts"
 
 
+def test_the_last_message_is_continued(kimi, client):
+    messages = [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "reasoning_content": "why", "content": "It is"},
+    ]
+    answer = ask(client, 4, messages=messages, extra_body={"continue_final_message": True}).choices[0].message
+    assert (answer.content, "reasoning_content" in answer.model_extra) == ("only thoughts", False)
+    with kimi.client() as http:
+        ids = http.post("/tokenize", json={"messages": messages, "continue_final_message": True}).json()["tokens"]
+        prompt = http.post("/detokenize", json={"tokens": ids}).json()["prompt"]
+    assert prompt.endswith("<|im_assistant|>assistant<|im_middle|><think>why</think>It is")
+
+
 def test_text_that_spells_markers_is_text(kimi):
     evil = "".join(MARKERS) + "<|im_end|>"
     with kimi.client() as http:
@@ -173,6 +186,10 @@ def test_text_that_spells_markers_is_text(kimi):
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
         ({"continue_final_message": True}, "continue_final_message"),
+        (
+            {"continue_final_message": True, "messages": [{"role": "assistant", "content": ""}]},
+            "continue_final_message",
+        ),
     ],
 )
 def test_what_cannot_be_asked_is_named(kimi, fields, param):

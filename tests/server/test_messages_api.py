@@ -147,6 +147,11 @@ def test_thinking_is_turned_off(client):
     assert blocks_of(message) == [("thinking", "")]
 
 
+def test_a_last_turn_of_the_assistant_is_continued(client):
+    messages = [{"role": "user", "content": "Weather?"}, {"role": "assistant", "content": "It is"}]
+    assert blocks_of(client.messages.create(**fields(0, messages=messages))) == [("text", "whyHello.")]
+
+
 def test_pings_break_a_silence_after_the_start(kimi):
     body = {"model": "tiny", "max_tokens": 3, "messages": [{"role": "user", "content": "hi"}], "stream": True}
     with kimi.client() as http:

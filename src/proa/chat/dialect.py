@@ -187,14 +187,15 @@ class KimiDialect:
 
     def prompt(self, turn: ChatTurn, check_size: SizeCheck) -> ChatPrompt:
         """The prompt in Kimi's own form; earlier calls get Kimi's ids."""
-        if turn.continue_final_message:
-            raise UserError("continue_final_message", "false for this model", "true")
+        if turn.continue_final_message and not _is_begun(turn.messages[-1]):
+            raise UserError("continue_final_message", "a last message of the assistant's with text", "another one")
         history = normalise_history(turn.messages)
         thinking = self._thinking(turn)
         options = PromptOptions(
             thinking=thinking,
             preserve_thinking=flag_of(turn.variables, "preserve_thinking") or False,
             add_generation_prompt=turn.add_generation_prompt,
+            continue_final_message=turn.continue_final_message,
         )
         pieces = render_prompt(self._style, history.messages, turn.tools, options)
         check_size(sum(len(text) for text, _ in pieces))
@@ -202,7 +203,7 @@ class KimiDialect:
             family=self._family,
             marker_ids=self._marker_ids,
             tools=DeclaredTools(turn.tools),
-            in_reasoning=self._style.thinks and thinking,
+            in_reasoning=self._style.thinks and thinking and not turn.continue_final_message,
             history_calls=history.next_index,
             no_calls=turn.no_calls,
         )
@@ -216,3 +217,7 @@ class KimiDialect:
             value = flag_of(turn.variables, name)
             asked = value if value is not None else asked
         return asked is not False or self._style.always_preserves
+
+
+def _is_begun(message: Mapping[str, Any]) -> bool:
+    return message.get("role") == "assistant" and bool(message.get("content")) and not message.get("tool_calls")

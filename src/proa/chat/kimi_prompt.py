@@ -79,11 +79,13 @@ class PromptOptions:
     """What a request may ask of the prompt.
 
     preserve_thinking: keep the reasoning of answered turns; without it only that of the running tool loop stays.
+    continue_final_message: the last message, an assistant's, is the beginning of the answer and stays open.
     """
 
     thinking: bool = True
     preserve_thinking: bool = False
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
 
 def render_prompt(
@@ -104,13 +106,15 @@ def render_prompt(
     if style.default_system and messages and messages[0].get("role") != "system":
         _add_block(pieces, _SYSTEM, "system", [(_DEFAULT_SYSTEM, False)])
     thinking = options.thinking or style.always_preserves
-    answered = _num_answered(messages)
+    answered = _num_answered(messages[:-1] if options.continue_final_message else messages)
     for position, message in enumerate(messages):
         preserve = options.preserve_thinking or style.always_preserves or position >= answered
         role = str(message.get("role"))
         body = _body(style, message, f"messages[{position}]", keeps_thinking=thinking and preserve)
         _add_block(pieces, _ROLE_MARKERS.get(role, _SYSTEM), str(message.get("name") or role), body)
-    if options.add_generation_prompt:
+    if options.continue_final_message:
+        pieces.pop()
+    elif options.add_generation_prompt:
         pieces += [(_ROLE_MARKERS["assistant"], True), ("assistant", False), (_MIDDLE, True)]
         if style.opens_think:
             pieces.append((markers.THINK, True))

@@ -53,7 +53,7 @@ FLAGS: tuple[Flag, ...] = (
         "server",
         "served_model_name",
         str,
-        "Name of the model in the API.",
+        "Name of the model in the API; more names after commas, * for any.",
         unset="the directory's name",
         sglang=("--served-model-name",),
     ),

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["ServerConfig"]
+__all__ = ["ANY_MODEL", "ServerConfig"]
+
+ANY_MODEL = "*"
 
 _MIB = 1024 * 1024
 
@@ -17,7 +19,8 @@ class ServerConfig:
 
     model_path: directory with generation_config.json, tokenizer.json and the chat template (or Kimi's tiktoken.model).
     api_key: every route but /livez asks for it when set.
-    served_model_name, aliases: names a request may give as `model`; the first one is reported.
+    served_model_name, aliases: names a request may give as `model`, the former separated by commas; the first one is
+        reported. ANY_MODEL among them takes whatever a request says.
     tool_call_parser, reasoning_parser: names as in `proa.chat.answer_style`; None: what the chat template writes.
     sampling_defaults: "model" takes what generation_config.json says, "openai" OpenAI's defaults (all 1.0).
     max_queued_requests: sequences that may wait beyond those the engine runs; the next one gets 429.
@@ -63,9 +66,18 @@ class ServerConfig:
     @property
     def model_name(self) -> str:
         """The name reported in responses."""
-        return self.served_model_name or self.model_path.resolve().name
+        return self.model_names[0]
 
     @property
     def model_names(self) -> tuple[str, ...]:
         """Every name a request may use."""
-        return (self.model_name, *self.aliases)
+        names = [name for name in self._given_names if name not in ("", ANY_MODEL)]
+        return (*(names or [self.model_path.resolve().name]), *self.aliases)
+
+    @property
+    def _given_names(self) -> list[str]:
+        return [name.strip() for name in (self.served_model_name or "").split(",")]
+
+    def serves(self, name: str) -> bool:
+        """Whether a request may say `name`."""
+        return name in self.model_names or ANY_MODEL in self._given_names

@@ -56,7 +56,7 @@ class Services:
 
     def check_model(self, name: str | None) -> None:
         """Refuse a model this server does not have; none given means the one it has."""
-        if name is not None and name not in self.config.model_names:
+        if name is not None and not self.config.serves(name):
             raise ModelNotFoundError(name, self.config.model_names)
 
     def require_ready(self) -> SequenceLimits:
