@@ -17,8 +17,8 @@ namespace {
 // Longer than a step needs from one layer to the next and from one step to the next; then the worker sleeps.
 constexpr auto kAwake = std::chrono::milliseconds(20);
 // A request that nobody announced is found at the end of a nap. Naps double up to the longest.
-constexpr long kShortestNapNs = 50'000, kLongestNapNs = 50'000'000;
-constexpr int kNapDoublings = 10;
+constexpr long kShortestNapNs = 50'000, kLongestNapNs = 2'000'000;
+constexpr int kNapDoublings = 6;
 constexpr int kPausesPerClockRead = 64;
 constexpr size_t kPage = 4096;
 

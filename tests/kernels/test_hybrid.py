@@ -24,6 +24,9 @@ from proa.moe.deferral import DeferralPlan, split_slots
 from proa.moe.exchange import ExpertExchange
 from proa.moe.gpu_experts import ExpertArena
 from proa.moe.hybrid import HybridDecode, HybridShared
+from proa.moe.mover import ExpertMover, ExpertPlaces
+from proa.moe.placement import ExpertBudget, place
+from proa.moe.rebalance import RebalanceSpec, apply_swaps, propose_swaps
 from proa.moe.router import TopK
 from proa.moe.strategy import LayerContext
 from proa.native import _C
@@ -183,3 +186,34 @@ def test_an_exchange_masks_experts_of_the_gpu():
     exchange.give(torch.ones(2, 8), TopK(ids, torch.ones(2, 2)), table)
     assert exchange.ids[:2].tolist() == [[0, -1], [-1, 2]]
     assert exchange.tokens.tolist() == [2]
+
+
+def test_swaps_are_switched_together_and_compute_the_same(worker, driver, pool):
+    """100 updates that follow random routing, across layers; before each switch and after it results are the same."""
+    layers, gpus, strategies = make_strategies(worker, driver, pool)
+    case = make_inputs(3)
+    expected = run(strategies, *case)
+    bounds = [rounding(layer, *inputs) for layer, *inputs in zip(layers, *case, strict=True)]
+    placement = place("uniform", ExpertBudget(LAYERS, EXPERTS, LAYERS * 2))
+    for i, (layer, gpu) in enumerate(zip(layers, gpus, strict=True)):
+        for expert in placement.gpu_experts(i):
+            to_gpu(layer, gpu, expert)
+    mover = ExpertMover([ExpertPlaces(*pair) for pair in zip(layers, gpus, strict=True)], CPU)
+    rng, moved = np.random.default_rng(3), 0
+    for update in range(100):
+        swaps = propose_swaps(placement, rng.random((LAYERS, EXPERTS)), RebalanceSpec(max_swaps=3))
+        mover.start(swaps)
+        assert mover.busy == bool(swaps)
+        if update % 10 == 0:
+            for got, want, bound in zip(run(strategies, *case), expected, bounds, strict=True):
+                assert ((got - want).abs() <= bound).all()
+        assert list(mover.poll()) == swaps and not mover.busy
+        placement = apply_swaps(placement, swaps)
+        moved += len(swaps)
+        for i, (layer, gpu) in enumerate(zip(layers, gpus, strict=True)):
+            assert gpu.experts == placement.gpu_experts(i)
+            assert [e for e in range(EXPERTS) if layer.is_loaded(e)] == placement.cpu_experts(i)
+    assert moved > 100
+    for got, want, bound in zip(run(strategies, *case), expected, bounds, strict=True):
+        assert ((got - want).abs() <= bound).all()
+    assert worker.faults == 0
