@@ -18,6 +18,8 @@ from case_writers import DSML, WRITERS, dumps
 from family_templates import TEMPLATES
 
 from proa.chat.answer_style import choose_style
+from proa.chat.control_tokens import ControlTokens
+from proa.chat.templates import ChatTemplate
 from proa.chat.tokenizer import Tokenizer
 from proa.core.errors import UnsupportedError
 
@@ -116,22 +118,34 @@ def check_prompts(family, process):
 
 @pytest.mark.parametrize("family", sorted(TEMPLATES))
 def test_the_template_says_how_calls_are_written(family):
-    style = choose_style(TEMPLATES[family])
+    style = choose_style(template_of(TEMPLATES[family]))
     same = {"glm47": "glm45"}.get(family, family)
-    assert style.family is choose_style("", same, "qwen3").family and style.has_calls
+    assert style.family is choose_style(None, same, "qwen3").family and style.has_calls
+
+
+def template_of(source):
+    return ChatTemplate(source, ControlTokens(special=(), markers=()))
+
+
+def test_a_parser_that_cannot_read_the_template_is_not_chosen(caplog):
+    odd = TEMPLATES["qwen3"].replace('"name": ', '"tool": ')
+    style, told = choose_style(template_of(odd)), choose_style(template_of(odd), "qwen3")
+    assert (style.has_calls, told.has_calls) == (False, True)
+    assert "qwen3 does not read" in caplog.text
 
 
 def test_parsers_of_the_command_line():
-    assert choose_style("") is None
-    assert choose_style("<think>").family.markers == ("<think>", "</think>")
-    assert not choose_style("<think>").has_calls
-    assert choose_style("<think>", "none", "none") is None
-    assert "<think>" not in choose_style("<think>", "qwen25", "none").family.markers
-    forced = choose_style("", "none", "deepseek-r1")
+    think = template_of("<think>")
+    assert choose_style(None) is None
+    assert choose_style(think).family.markers == ("<think>", "</think>")
+    assert not choose_style(think).has_calls
+    assert choose_style(think, "none", "none") is None
+    assert "<think>" not in choose_style(think, "qwen25", "none").family.markers
+    forced = choose_style(None, "none", "deepseek-r1")
     assert forced.starts_in_reasoning("<|Assistant|>", thinking=None)
     assert not forced.starts_in_reasoning("<|Assistant|>", thinking=False)
     assert not forced.starts_in_reasoning("<|Assistant|><think>\n\n</think>\n\n", thinking=None)
-    assert choose_style("", "hermes", "qwen3").starts_in_reasoning("<think>\n", thinking=None)
+    assert choose_style(None, "hermes", "qwen3").starts_in_reasoning("<think>\n", thinking=None)
     for wrong in (("llama3", None), ("qwen3", "gpt-oss"), ("kimi_k2", "none")):
         with pytest.raises(UnsupportedError, match="-parser"):
-            choose_style("", *wrong)
+            choose_style(None, *wrong)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+from proa.chat.output.events import Answer
 from proa.chat.output.machine import THINK, THINK_END
 from proa.chat.output.parser import ALIASES, OutputFamily, output_family
+from proa.chat.output.tools import DeclaredTools, parse_object
+from proa.chat.templates import ChatTemplate
 from proa.core.errors import UnsupportedError
 
 __all__ = ["REASONING_PARSERS", "AnswerStyle", "choose_style", "refuse_other_than_kimi"]
@@ -59,7 +62,7 @@ class AnswerStyle:
 
 
 def choose_style(
-    template: str, tool_parser: str | None = None, reasoning_parser: str | None = None
+    template: ChatTemplate | None, tool_parser: str | None = None, reasoning_parser: str | None = None
 ) -> AnswerStyle | None:
     """The style of a checkpoint with this chat template; None where answers are text and nothing else.
 
@@ -70,8 +73,12 @@ def choose_style(
     Raises:
         UnsupportedError: a name that is not among them.
     """
-    tools = tool_parser if tool_parser is not None else _detect(template)
-    has_reasoning = THINK in template or THINK_END in template
+    source = template.source if template is not None else ""
+    tools = tool_parser if tool_parser is not None else _detect(source)
+    if tool_parser is None and template is not None and not _is_read_back(template, tools):
+        logger.warning("the chat template writes calls in a way that %s does not read: no tools", tools)
+        tools = "none"
+    has_reasoning = THINK in source or THINK_END in source
     always_thinks = False
     if reasoning_parser is not None:
         has_reasoning = reasoning_parser != "none"
@@ -97,7 +104,24 @@ def refuse_other_than_kimi(tool_parser: str | None, reasoning_parser: str | None
         )
 
 
-def _detect(template: str) -> str:
-    if _DEEPSEEK in template:
-        return "deepseek_v3" if "```json" in template else "deepseek_v31"
-    return next((name for mark, name in _MARKS if mark in template), "none")
+def _detect(source: str) -> str:
+    if _DEEPSEEK in source:
+        return "deepseek_v3" if "```json" in source else "deepseek_v31"
+    return next((name for mark, name in _MARKS if mark in source), "none")
+
+
+def _is_read_back(template: ChatTemplate, tool_parser: str) -> bool:
+    """Whether the parser finds the call that the template writes; True where there is nothing to find or to lose."""
+    if tool_parser == "none":
+        return True
+    family = output_family(tool_parser)
+    name, arguments = "probe_tool", {"text": "probe"}
+    text = template.text_of_call(family.history_id(name, 0), name, arguments)
+    if name not in text:
+        return True
+    schema = {"properties": {"text": {"type": "string"}}}
+    # Two that take the same, lest the name is inferred.
+    tools = [{"type": "function", "function": {"name": known, "parameters": schema}} for known in (name, "other_tool")]
+    parser = family.parser(DeclaredTools(tools), in_reasoning=False)
+    calls = Answer.of(parser.push_text(text) + parser.finish()).calls
+    return [(call.name, parse_object(call.arguments)) for call in calls] == [(name, arguments)]

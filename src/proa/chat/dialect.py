@@ -115,10 +115,11 @@ class TemplateDialect:
         """The prompt as the template writes it."""
         template = self._template
         if template is None:
-            raise UserError("messages", "a model with a chat template", "one without", "use /v1/completions")
+            fix = "use /v1/completions, or start the server with --chat-template"
+            raise UserError("messages", "a model with a chat template", "one without", fix)
         has_tools = self._style is not None and self._style.has_calls and template.shows_tools
         if turn.tools and not turn.no_calls and not has_tools:
-            fix = 'remove it, or set tool_choice: "none"'
+            fix = 'remove it, set tool_choice: "none", or start the server with a --chat-template that shows tools'
             raise UserError("tools", "a field this model has", "one it does not", fix, code="unsupported_parameter")
         switches = TemplateSwitches.of(turn, template.variables)
         messages, history_calls = self._history(turn, template)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
@@ -102,6 +103,7 @@ class ChatTemplate:
         seconds: float = _SECONDS,
         max_characters: int = _MAX_CHARACTERS,
     ) -> None:
+        self.source = source
         self._sandbox = TemplateSandbox()
         self._control = control
         self._special_tokens = dict(special_tokens or {})
@@ -220,9 +222,9 @@ class ChatTemplate:
         of_object, of_text = self._render_call({probe: 1}), self._render_call(text)
         return text in of_text and (not of_object or any(f"{quote}{probe}{quote}" in of_object for quote in "'\""))
 
-    def _render_call(self, arguments: str | dict[str, Any]) -> str:
+    def _render_call(self, arguments: str | dict[str, Any], call_id: str = "0", name: str = "f") -> str:
         """A conversation with a call that has these arguments, empty where that fails."""
-        call = {"id": "0", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
         messages: list[dict[str, Any]] = [
             {"role": "user", "content": "a"},
             {"role": "assistant", "content": "", "tool_calls": [call]},
@@ -231,6 +233,14 @@ class ChatTemplate:
             return self._render(messages, add_generation_prompt=False, variables={})
         except ProaError:
             return ""
+
+    def text_of_call(self, call_id: str, name: str, arguments: dict[str, Any]) -> str:
+        """How the template writes a short conversation that ends with a call; empty where it cannot."""
+        given = json.dumps(arguments) if self.takes_text_arguments else arguments
+        text = self._control.unmark(self._render_call(given, call_id, name))
+        for token in self._special_tokens.values():
+            text = text.replace(token, "")
+        return text
 
 
 def _append_to_content(message: dict[str, Any], tag: str) -> None:

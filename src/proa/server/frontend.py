@@ -86,7 +86,7 @@ class Frontend:
             self._dialect = KimiDialect(tokenizer, style)
         else:
             template = None if source is None else ChatTemplate(source, tokenizer.control, special_tokens=special)
-            self._dialect = TemplateDialect(tokenizer, template, choose_style(source or "", *self._parsers))
+            self._dialect = TemplateDialect(tokenizer, template, choose_style(template, *self._parsers))
         self.generation_config = read_json(self._model_path / "generation_config.json")
         self.eos_token_ids = _eos_token_ids(self.generation_config, tokenizer, special.get("eos_token"))
         self._longest_token_bytes = tokenizer.longest_token_bytes()

@@ -19,9 +19,10 @@ from proa.chat.output import (
 )
 from proa.chat.output.events import Event, Piece
 from proa.chat.output.json_body import JsonBody
+from proa.chat.output.lexer import MarkerLexer
 from proa.chat.output.machine import THINK, THINK_END, CallMachine, OutputFormat
 from proa.chat.output.tools import DeclaredTools
-from proa.core.errors import CheckpointError, UnsupportedError
+from proa.core.errors import UnsupportedError
 
 __all__ = ["ALIASES", "FAMILIES", "OutputFamily", "OutputParser", "output_family"]
 
@@ -77,10 +78,28 @@ class OutputFamily:
     history_id: Callable[[str, int], str]
 
 
+class _SpelledKimiParser(kimi_k2.KimiK2Parser):
+    """For a checkpoint that has no token for some of the markers: these are looked for in text."""
+
+    def __init__(self, tools: DeclaredTools, spelled: Collection[str], **options: Any) -> None:
+        super().__init__(tools, **options)
+        self._spelled = MarkerLexer(spelled)
+
+    def push(self, pieces: Iterable[Piece]) -> list[Event]:
+        """Take text and those markers that are tokens."""
+        events: list[Event] = []
+        for text, is_marker in pieces:
+            found = [*self._spelled.finish(), (text, True)] if is_marker else self._spelled.push(text)
+            events += super().push(found)
+        return events
+
+    def finish(self, *, is_cut: bool = False) -> list[Event]:
+        """The end of the output: flushes everything."""
+        return super().push(self._spelled.finish()) + super().finish(is_cut=is_cut)
+
+
 def _kimi(tools: DeclaredTools, *, spelled: Collection[str] = (), **options: Any) -> OutputParser:
-    if spelled:
-        raise CheckpointError("tokenizer", "Kimi's marker tokens", f"none for {', '.join(sorted(spelled))}")
-    return kimi_k2.KimiK2Parser(tools, **options)
+    return _SpelledKimiParser(tools, spelled, **options) if spelled else kimi_k2.KimiK2Parser(tools, **options)
 
 
 def _family(form: OutputFormat) -> OutputFamily:
