@@ -61,8 +61,8 @@ def load_pair(make_case, runtime, trunk):  # noqa: F811
     """A case, its model on the CPU and on the GPU."""
 
     def load(variant):
-        case = make_case(variant)
-        options = {"max_tokens": MAX_TOKENS, "max_positions": 256}
+        case = make_case(variant, "trunk")
+        options = {"max_tokens": MAX_TOKENS, "max_positions": 256, "expert_activations": "trunk"}
         checkpoint = Checkpoint.open(case.path)
         on_cpu = load_model(checkpoint, runtime, **options)
         on_gpu = load_model(checkpoint, runtime, device=trunk, attention="triton", **options)
@@ -142,7 +142,7 @@ def test_single_tokens_beside_chunks(variant, load_pair, device):
 
 
 @on_gpu_only
-@pytest.mark.parametrize("name", ["deepseek_groups_yarn", "qwen3", "glm_bias_bf16"])
+@pytest.mark.parametrize("name", ["deepseek_groups_yarn", "qwen3", "glm_norm_bias"])
 def test_engine_on_the_gpu(name, make_case):  # noqa: F811
     """Load, plan, schedule, draw: the answers of the engine on the CPU, greedy and sampled."""
     path = make_case(next(v for v in VARIANTS if v.name == name)).path

@@ -69,8 +69,8 @@ def greedy(model, ids, count):
 @named(EXACT)
 def test_logits_and_greedy_tokens(variant, make_case, runtime, device):
     """Logits within the bound that the native kernels are held to, and the native kernels' tokens."""
-    case = make_case(variant)
-    model = load(case.path, runtime, device)
+    case = make_case(variant, "trunk")
+    model = load(case.path, runtime, device, expert_activations="trunk")
     ids = tokens()
     exact = reference_logits(copy.deepcopy(case.reference).double(), ids)
     pager = Pager(model, num_blocks=8)
@@ -94,7 +94,7 @@ def test_many_tokens_are_multiplied_in_bf16(variant, make_case, runtime):
     """Activations and weights are rounded to 8 bits: an error of that size, and not of float32's."""
     case = make_case(variant)
     few = GpuDevice(runtime, torch.device("cpu"), reference, few_tokens=1)
-    pager = Pager(load(case.path, runtime, few), num_blocks=8)
+    pager = Pager(load(case.path, runtime, few, expert_activations="trunk"), num_blocks=8)
     ids = tokens()
     exact = reference_logits(copy.deepcopy(case.reference).double(), ids)
     served = pager.forward([(pager.sequence(len(ids)), ids)])
@@ -104,8 +104,8 @@ def test_many_tokens_are_multiplied_in_bf16(variant, make_case, runtime):
 
 @named(("kimi_fp8", "qwen3_bias_bf16"))
 def test_sequences_leave_between_layers(variant, make_case, runtime, device):
-    case = make_case(variant)
-    model = load(case.path, runtime, device)
+    case = make_case(variant, "trunk")
+    model = load(case.path, runtime, device, expert_activations="trunk")
     ids = tokens()
     pager = Pager(model, num_blocks=8)
     pair = [(pager.sequence(9), ids[:9]), (pager.sequence(20), ids[9:29])]
