@@ -36,6 +36,7 @@ class ServerProcess:
         *,
         server: dict[str, Any] | None = None,
         engine: dict[str, Any] | None = None,
+        engine_script: str = "fake_engine.py",
     ):
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -49,6 +50,7 @@ class ServerProcess:
                 "api_key": KEY,
                 **(server or {}),
             },
+            "engine_command": [sys.executable, str(HERE / engine_script)],
             "engine": {"journal": str(self.journal_file), **(engine or {})},
         }
         with self.log_file.open("wb") as log:

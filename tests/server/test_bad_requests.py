@@ -107,7 +107,7 @@ def test_numbers(http: httpx.Client, field: str):
         (chat('"chat_template_kwargs":{"a":{"b":1}}'), "chat_template_kwargs.a"),
         (chat('"continue_final_message":true,"add_generation_prompt":true'), "continue_final_message"),
         (chat('"tools":[{"type":"function","function":{"name":"f"}}]'), "tools"),
-        (chat('"response_format":{"type":"json_object"}'), "response_format"),
+        (chat('"response_format":{"type":"xml"}'), "response_format.type"),
         (chat('"prompt_logprobs":-1'), "prompt_logprobs"),
     ],
 )  # fmt: skip

@@ -101,6 +101,11 @@ class TiktokenTokenizer:
         """A rendered chat template whose user text was marked by `control.mark`."""
         return self.encode_pieces(self.control.rendered_pieces(text))
 
+    @property
+    def control_ids(self) -> frozenset[int]:
+        """Ids that are never a part of a text; here those of all control tokens."""
+        return self.special_ids
+
     def encode_pieces(self, pieces: Iterable[Piece]) -> list[int]:
         """A rendered prompt: markers as their tokens, text as ordinary text whatever it spells.
 

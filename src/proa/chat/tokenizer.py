@@ -33,6 +33,8 @@ class Tokenizer:
         self.control = control
         self._added = {int(token["id"]): str(token["content"]) for token in definition["added_tokens"]}
         self.special_ids = frozenset(int(token["id"]) for token in definition["added_tokens"] if token["special"])
+        # Ids that are never a part of a text. Runs of blanks are added tokens in some vocabularies, and text.
+        self.control_ids = frozenset(token_id for token_id, name in self._added.items() if name.strip())
         self._to_bytes = _bytes_of_token(definition.get("decoder"))
         self.leading_blanks = _leading_blanks(definition.get("decoder"))
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 
 import torch
 
+from proa.chat.grammar.matcher import Vocabulary
 from proa.engine.config import EngineConfig
 from proa.engine.engine import Engine
+from proa.engine.grammar_worker import GrammarWorker
 from proa.engine.kv_plan import KVPlan
 from proa.engine.prefill_pace import PrefillPace
 from proa.engine.runner import ForwardModel, Runner, StepGraphs
@@ -32,6 +34,7 @@ class LoadedModel:
     """A model and the plan of its KV cache, which lies on `device` as the trunk does.
 
     `capture`: records steps of the model over a pool; None where that is not possible or not wanted.
+    load_vocabulary: for grammars; None: constrained requests are refused.
     """
 
     model: ForwardModel
@@ -41,6 +44,7 @@ class LoadedModel:
     info: dict[str, str] = field(default_factory=dict)
     device: torch.device = _CPU
     capture: Capture | None = None
+    load_vocabulary: Callable[[], Vocabulary] | None = None
 
 
 Loader = Callable[[EngineConfig, Report], LoadedModel]
@@ -67,6 +71,9 @@ def build_engine(config: EngineConfig, loaded: LoadedModel) -> Engine:
     )
     pace = PrefillPace(config.chunked_prefill_size)
     scheduler = Scheduler(manager, pace, max_running=config.max_running_requests)
+    grammars = None if loaded.load_vocabulary is None else GrammarWorker(loaded.load_vocabulary)
+    if grammars is not None:
+        grammars.prepare()
     return Engine(
         runner=runner,
         manager=manager,
@@ -75,5 +82,6 @@ def build_engine(config: EngineConfig, loaded: LoadedModel) -> Engine:
         vocab_size=loaded.model.vocab_size,
         eos_token_ids=loaded.eos_token_ids,
         max_model_len=plan.max_model_len,
+        grammars=grammars,
         random_seed=config.random_seed,
     )

@@ -26,8 +26,8 @@ Drawable: TypeAlias = NDArray[np.float32] | Draw
 def draw_on_device(logits: torch.Tensor, requests: Sequence[Request]) -> list[Drawable]:
     """One result per row of `logits` float32 `[L, vocab]`, on a GPU, in the order of `requests`.
 
-    Rows that need more than a draw (log-probabilities, penalties, biases) or that nothing can be drawn from come back
-    as they are: `proa.engine.sampler.draw` knows what to do.
+    Rows that need more than a draw (log-probabilities, penalties, biases, a constraint) or that nothing can be drawn
+    from come back as they are: `proa.engine.sampler.draw` knows what to do.
     """
     if not requests:
         return []
@@ -49,7 +49,8 @@ def draw_on_device(logits: torch.Tensor, requests: Sequence[Request]) -> list[Dr
 
 def _needs_draw(request: Request) -> bool:
     """Whether a token is all that is wanted of the logits as they are."""
-    return request.params.logprobs is None and not request.adjuster.changes(request.num_generated)
+    is_free = request.constraint is None or request.constraint.is_free
+    return is_free and request.params.logprobs is None and not request.adjuster.changes(request.num_generated)
 
 
 def _is_samplable(request: Request) -> bool:

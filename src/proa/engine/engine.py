@@ -5,12 +5,17 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Sequence
+from itertools import chain
 from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 
+from proa.chat.grammar.matcher import Matcher
+from proa.core.constraint import MAX_GRAMMAR_CHARACTERS, Constraint
+from proa.engine.constraint import mask_words
 from proa.engine.device_sampler import Drawable
+from proa.engine.grammar_worker import GrammarWaiters, GrammarWorker
 from proa.engine.prefill_pace import PrefillPace
 from proa.engine.request import Request
 from proa.engine.runner import Runner
@@ -40,8 +45,10 @@ class Engine:
         vocab_size: int,
         eos_token_ids: Sequence[int],
         max_model_len: int,
+        grammars: GrammarWorker | None = None,
         random_seed: int | None = None,
     ) -> None:
+        """`grammars`: compiles constraints; None: those with a grammar are refused."""
         self._runner = runner
         self._manager = manager
         self._scheduler = scheduler
@@ -50,6 +57,8 @@ class Engine:
         self._eos_token_ids = tuple(eos_token_ids)
         self._max_model_len = max_model_len
         self._seeds = random.SystemRandom() if random_seed is None else random.Random(random_seed)
+        self._compiling = GrammarWaiters(grammars)
+        self._mask = np.zeros(mask_words(vocab_size), dtype=np.int32)
         self._requests: dict[str, Request] = {}
         # Outputs nobody has taken yet.
         self._outbox: list[TokenOutput] = []
@@ -65,13 +74,18 @@ class Engine:
         return bool(self._requests or self._outbox)
 
     @property
+    def is_compiling(self) -> bool:
+        """Whether sequences wait for their grammar; `admit` takes those in whose is there."""
+        return bool(self._compiling)
+
+    @property
     def has_outputs(self) -> bool:
         """Whether `take_outputs` would return any."""
         return bool(self._outbox)
 
     def submit(self, message: Generate) -> None:
         """Queue a sequence. One that cannot run is answered with an error in the next step."""
-        if message.rid in self._requests:
+        if message.rid in self._requests or message.rid in self._compiling:
             # Answering would end the other request of this name at the client.
             logger.error("dropped a request: rid %r is in use", message.rid)
             return
@@ -81,12 +95,29 @@ class Engine:
         if message.sampling.max_tokens < 1:
             self._outbox.append(TokenOutput(rid=message.rid, token_ids=[], finish_reason="length"))
             return
+        if message.constraint is not None and message.constraint.grammar:
+            self._compiling.add(message)
+            self.admit()
+            return
+        self._add(message, None)
+
+    def admit(self) -> None:
+        """Queue the sequences whose grammar is there by now; those whose grammar has a fault end."""
+        for message, matcher in self._compiling.take_ready():
+            if isinstance(matcher, BaseException):
+                text = f"{type(matcher).__name__}: {matcher}"
+                self._outbox.append(TokenOutput(rid=message.rid, token_ids=[], finish_reason="error", error=text))
+            else:
+                self._add(message, matcher)
+
+    def _add(self, message: Generate, matcher: Matcher | None) -> None:
         request = Request(
             message,
             arrival=self._arrivals,
             seed=self._seeds.getrandbits(64),
             eos_token_ids=self._eos_token_ids,
             vocab_size=self._vocab_size,
+            matcher=matcher,
         )
         self._arrivals += 1
         self._requests[request.rid] = request
@@ -94,7 +125,11 @@ class Engine:
 
     def abort(self, rid: str) -> None:
         """Stop `rid`, or everything when empty; its blocks are free on return. Unknown ones are finished already."""
-        for name in list(self._requests) if rid == "" else [rid]:
+        for name in [*self._requests, *self._compiling] if rid == "" else [rid]:
+            if self._compiling.remove(name):
+                self._aborted += 1
+                self._outbox.append(TokenOutput(rid=name, token_ids=[], finish_reason="abort"))
+                continue
             request = self._requests.get(name)
             if request is not None:
                 self._aborted += 1
@@ -102,7 +137,7 @@ class Engine:
 
     def flush(self) -> bool:
         """Empty the prefix cache; False, and nothing done, while requests are unfinished."""
-        if self._requests:
+        if self._requests or self._compiling:
             return False
         self._manager.flush()
         return True
@@ -114,6 +149,7 @@ class Engine:
         sequence leaves the pass there.
         """
         started = perf_counter()
+        self.admit()
         chunks = self._scheduler.schedule()
         assert chunks or not self._requests, "requests are left but nothing is scheduled"
         scheduled = perf_counter()
@@ -141,7 +177,7 @@ class Engine:
         experts = self._runner.expert_traffic
         return EngineStats(
             num_running=len(self._scheduler.running),
-            num_queued=len(self._scheduler.waiting),
+            num_queued=len(self._scheduler.waiting) + len(self._compiling),
             kv_tokens_used=self._manager.num_used * block_size,
             kv_tokens_total=self._manager.num_blocks * block_size,
             prefix_hit_tokens=self._scheduler.num_hit_tokens,
@@ -173,7 +209,7 @@ class Engine:
                 return (
                     f"[{name}] expected token ids in 0 .. {self._vocab_size - 1}, got {min(values)} .. {max(values)}."
                 )
-        return None
+        return _refuse_constraint(message.constraint, self._vocab_size)
 
     def _forward(self, chunks: list[Chunk], poll: Callable[[], None] | None) -> list[_Computed]:
         """Each chunk with its logits. Sequences that are aborted meanwhile or whose forward fails are left out.
@@ -202,17 +238,29 @@ class Engine:
         request.num_computed = chunk.start + chunk.count
         if logits is not None:
             try:
-                drawn = logits if isinstance(logits, Draw) else _draw(request, logits)
+                drawn = logits if isinstance(logits, Draw) else self._draw(request, logits)
+                self._append(request, drawn)
             except Exception as error:  # noqa: BLE001
-                # LogitsError, or parameters nobody should have let through: the other sequences go on.
+                # LogitsError, GrammarError, or parameters nobody should have let through: the other sequences go on.
                 self._fail(chunk, error)
                 return
-            self._append(request, drawn)
         else:
             self._progress.append(PrefillProgress(request.rid, request.num_computed))
         if chunk.start < request.prompt_len and request.table is not None:
             # At every chunk, so that requests waiting for this prefix can start.
             self._manager.commit(request.table, request.tokens, request.num_computed)
+
+    def _draw(self, request: Request, logits: NDArray[np.float32]) -> Draw:
+        is_masked = request.constraint is not None and request.constraint.fill(self._mask)
+        return draw(
+            logits,
+            request.params,
+            request.adjuster,
+            seed=request.seed,
+            position=len(request.tokens),
+            index=request.num_generated,
+            mask=self._mask if is_masked else None,
+        )
 
     def _append(self, request: Request, drawn: Draw) -> None:
         reason = request.append(drawn.token, max_model_len=self._max_model_len)
@@ -222,7 +270,7 @@ class Engine:
             token_ids=[drawn.token],
             logprobs=None if drawn.logprob is None else [drawn.logprob],
             finish_reason=reason,
-            matched_stop=drawn.token if reason == "stop" else None,
+            matched_stop=drawn.token if reason == "stop" and drawn.token in request.end_ids else None,
             cached_tokens=request.cached_tokens or 0,
         )
         self._outbox.append(output if reason is None else self._end(request, output))
@@ -241,15 +289,15 @@ class Engine:
         return output
 
 
-def _draw(request: Request, logits: NDArray[np.float32]) -> Draw:
-    return draw(
-        logits,
-        request.params,
-        request.adjuster,
-        seed=request.seed,
-        position=len(request.tokens),
-        index=request.num_generated,
-    )
+def _refuse_constraint(constraint: Constraint | None, vocab_size: int) -> str | None:
+    if constraint is None:
+        return None
+    if len(constraint.grammar) > MAX_GRAMMAR_CHARACTERS:
+        return f"[grammar] expected at most {MAX_GRAMMAR_CHARACTERS} characters, got {len(constraint.grammar)}."
+    ids = [*constraint.starts, *chain(*constraint.starts.values()), *constraint.pauses, *constraint.banned]
+    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+        return f"[constraint] expected token ids in 0 .. {vocab_size - 1}, got {min(ids)} .. {max(ids)}."
+    return None
 
 
 def _with_logits(chunks: Sequence[Chunk], logits: Sequence[Drawable]) -> list[_Computed]:

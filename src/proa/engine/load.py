@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
 
 from proa.attention.backend import gpu_backend
+from proa.chat.grammar.vocabulary import load_vocabulary
 from proa.device.select import Gpu, choose_gpu, create_device
 from proa.engine.build import LoadedModel, Report, max_forward_tokens
 from proa.engine.config import EngineConfig
@@ -50,8 +53,11 @@ def load_checkpoint(config: EngineConfig, report: Report) -> LoadedModel:
     check_expert_method(checkpoint, config.expert_method, experts)
     gpu = choose_gpu(config.device)
     if gpu is None:
-        return _load_on_cpu(config, checkpoint, model_info, experts, report)
-    return _load_on_gpu(config, gpu, checkpoint, model_info, experts, report)
+        loaded = _load_on_cpu(config, checkpoint, model_info, experts, report)
+    else:
+        loaded = _load_on_gpu(config, gpu, checkpoint, model_info, experts, report)
+    vocabulary = partial(load_vocabulary, Path(config.model_path), loaded.model.vocab_size, loaded.eos_token_ids)
+    return replace(loaded, load_vocabulary=vocabulary)
 
 
 def _load_on_cpu(

@@ -38,6 +38,8 @@ EXIT_FAULT = 1
 EXIT_USER = 3
 
 _HEARTBEAT_S = 1.0
+# How soon a sequence whose grammar has been compiled is noticed.
+_COMPILING_S = 0.001
 # How often messages are looked for inside a step: a decode step asks after each of its many short layers.
 _POLL_S = 0.02
 
@@ -111,9 +113,19 @@ class _Process:
             self._endpoint.send(engine.take_outputs())
 
     def _wait(self, engine: Engine) -> None:
-        """Sleep until a message is there, with a heartbeat every second. Checks the KV blocks once it is quiet."""
+        """Sleep until there is a message or a compiled grammar, with a heartbeat every second.
+
+        Checks the KV blocks once it is quiet.
+        """
         checked = False
-        while not self._endpoint.poll(_HEARTBEAT_S):
+        quiet_since = monotonic()
+        while not self._endpoint.poll(_COMPILING_S if engine.is_compiling else _HEARTBEAT_S):
+            engine.admit()
+            if engine.has_work:
+                return
+            if engine.is_compiling and monotonic() - quiet_since < _HEARTBEAT_S:
+                continue
+            quiet_since = monotonic()
             if parent_is_gone(self._parent_pid):
                 raise _ShutdownError
             if not checked:

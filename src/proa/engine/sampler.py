@@ -1,7 +1,7 @@
 """Draws one token per row of logits. Each row is treated alone, so no row depends on the batch around it.
 
-Order: LogitAdjuster, temperature, min_p, top_k, top_p, draw. Log-probabilities are those of the raw logits (log-softmax
-before any of it), as OpenAI's API and vLLM report them.
+Order: LogitAdjuster, bitmask of allowed tokens, temperature, min_p, top_k, top_p, draw. Log-probabilities are those of
+the raw logits (log-softmax before any of it), as OpenAI's API and vLLM report them.
 """
 
 from __future__ import annotations
@@ -41,9 +41,18 @@ class Draw:
 
 
 def draw(
-    logits: _Row, params: SamplingParams, adjuster: LogitAdjuster, *, seed: int, position: int, index: int
+    logits: _Row,
+    params: SamplingParams,
+    adjuster: LogitAdjuster,
+    *,
+    seed: int,
+    position: int,
+    index: int,
+    mask: NDArray[np.int32] | None = None,
 ) -> Draw:
     """Choose the token at `position` of the sequence, the `index`-th one generated, from `logits` [vocab] (unchanged).
+
+    mask: [ceil(vocab / 32)], bit t % 32 of word t // 32 allows token t; None allows all.
 
     Temperatures under 1e-5 take the largest logit, the lowest id among equals.
 
@@ -55,6 +64,9 @@ def draw(
         logits = raw.copy()
         with np.errstate(over="ignore", invalid="ignore"):
             adjuster.apply(logits, index)
+    if mask is not None:
+        allowed = np.unpackbits(mask.view(np.uint8), count=logits.size, bitorder="little").view(np.bool_)
+        logits = np.where(allowed, logits, np.float32(-np.inf))
     best = int(np.argmax(logits))  # the first NaN when there is one
     if not np.isfinite(logits[best]):
         raise LogitsError(f"the largest of {logits.size} logits is {logits[best]}, no token can be drawn")

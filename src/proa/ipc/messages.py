@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from proa.core.constraint import Constraint
 from proa.core.sampling_params import SamplingParams
 
 __all__ = [
@@ -34,6 +35,7 @@ class Generate(msgspec.Struct, tag="generate", frozen=True, kw_only=True):
     rid: str
     token_ids: list[int]
     sampling: SamplingParams
+    constraint: Constraint | None = None
 
 
 class Abort(msgspec.Struct, tag="abort", frozen=True):

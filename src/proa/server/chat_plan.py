@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from fastapi import Request
 
-from proa.core.errors import UserError
+from proa.chat.grammar.build import AnswerRules, build_constraint
 from proa.server.chat_request import ChatRequest
 from proa.server.generation import GenerationPlan, new_id
-from proa.server.generation_request import ChatBody
+from proa.server.generation_request import ChatBody, GenerationRequest
 from proa.server.request_body import services_of
 
-__all__ = ["plan_chat"]
+__all__ = ["answer_rules", "plan_chat"]
 
 
 async def plan_chat(request: Request, body: ChatBody, id_prefix: str) -> GenerationPlan:
@@ -26,12 +27,14 @@ async def plan_chat(request: Request, body: ChatBody, id_prefix: str) -> Generat
     limits = services.require_ready()
     chat = await services.frontend.in_worker(body.chat)
     chat.check_tool_choice()
-    _refuse_unsupported(chat)
     where = body.PROMPT_FIELD
     prompt = await services.frontend.encode_chat(chat.turn, max_tokens=limits.max_model_len, where=where)
     sampling = services.sampling(
         body, limits, [prompt.token_ids], max_new_tokens=chat.max_new_tokens, num_logprobs=chat.num_logprobs
     )
+    rules = answer_rules(body, chat)
+    built = await services.frontend.in_worker(build_constraint, rules, prompt.reading)
+    constraint = await services.grammars.constraint(built)
     return GenerationPlan(
         id=new_id(id_prefix),
         created=int(time.time()),
@@ -42,15 +45,23 @@ async def plan_chat(request: Request, body: ChatBody, id_prefix: str) -> Generat
         skip_special_tokens=body.skip_special_tokens is not False,
         include_stop=bool(body.include_stop_str_in_output),
         reading=prompt.reading,
+        constraint=constraint,
         names=frozenset({request.state.request_id, *([body.rid] if body.rid else [])}),
     )
 
 
-def _refuse_unsupported(chat: ChatRequest) -> None:
-    """What needs constrained generation."""
-    if chat.tool_choice.mode == "required":
-        raise UserError("tool_choice", "none or auto", "a required call", code="unsupported_parameter")
-    if not chat.parallel_tool_calls and chat.turn.tools:
-        raise UserError("parallel_tool_calls", "true", "false", "remove it", code="unsupported_parameter")
-    if (chat.response_format or {}).get("type", "text") != "text":
-        raise UserError("response_format", "type text", "another one", "remove it", code="unsupported_parameter")
+def answer_rules(body: GenerationRequest, chat: ChatRequest | None = None) -> AnswerRules:
+    """What a request asks of its answer."""
+    rules = AnswerRules(
+        response_format=body.response_format, regex=body.regex, ebnf=body.ebnf, json_schema=body.json_schema
+    )
+    if chat is None:
+        return rules
+    return replace(
+        rules,
+        tools=chat.turn.tools,
+        mode=chat.tool_choice.mode,
+        name=chat.tool_choice.name,
+        parallel_calls=chat.parallel_tool_calls,
+        response_format=chat.response_format,
+    )

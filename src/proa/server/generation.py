@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proa.chat.dialect import AnswerReading
+from proa.core.constraint import Constraint
 from proa.core.errors import UnavailableError
 from proa.core.sampling_params import SamplingParams
 from proa.ipc.messages import Generate
@@ -45,6 +46,7 @@ class GenerationPlan:
     skip_special_tokens: bool = True
     include_stop: bool = False
     reading: AnswerReading | None = None
+    constraint: Constraint | None = None
     names: frozenset[str] = frozenset()
 
 
@@ -90,7 +92,7 @@ class Generation:
                 rid = f"{plan.id}/{prompt}.{choice}"
                 self._assemblers[rid] = assemblers[prompt * plan.n + choice]
                 sampling = _seeded(plan.sampling[prompt], choice)
-                requests.append(Generate(rid=rid, token_ids=token_ids, sampling=sampling))
+                requests.append(Generate(rid=rid, token_ids=token_ids, sampling=sampling, constraint=plan.constraint))
         self._stream = client.submit(requests, names=plan.names | {plan.id})
         metrics.request_started()
 

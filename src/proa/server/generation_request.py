@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 from proa.core.errors import UserError
 from proa.server.chat_request import ChatRequest
-from proa.server.field_types import MAX_TOKEN_ID, Body, Flag, Integer, Name, Number, Off, TokenId, at_most
+from proa.server.field_types import MAX_TOKEN_ID, Body, Flag, Integer, Name, Number, Off, Text, TokenId, at_most
 
 __all__ = [
     "MAX_CHOICES",
@@ -22,6 +22,7 @@ __all__ = [
 ]
 
 MAX_CHOICES = 128
+MAX_GRAMMAR_CHARACTERS = 256 * 1024
 MAX_LOGIT_BIAS = 1024
 MAX_MESSAGES = 10_000
 MAX_STOP_CHARACTERS = 1024
@@ -31,10 +32,12 @@ MAX_TOOLS = 10_000
 # A logit divided by less leaves float32.
 MIN_REPETITION_PENALTY = 1e-6
 
+Grammar = Annotated[Text, StringConstraints(min_length=1, max_length=MAX_GRAMMAR_CHARACTERS)]
+
 _FORBIDDEN = ("prompt_embeds", "custom_logit_processor", "logits_processors", "lora_path", "chat_template")
 _UNSUPPORTED = (
     "suffix", "prompt_logprobs", "functions", "audio", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-    "structured_outputs", "json_schema", "regex", "ebnf", "bad_words", "allowed_token_ids", "beam_width",
+    "structured_outputs", "bad_words", "allowed_token_ids", "beam_width",
 )  # fmt: skip
 
 
@@ -83,6 +86,11 @@ class GenerationRequest(Body):
     logit_bias: Annotated[dict[str, Annotated[Number, Field(ge=-100, le=100)]] | None, at_most(MAX_LOGIT_BIAS)] = None
     skip_special_tokens: Flag | None = None
     include_stop_str_in_output: Flag | None = None
+    response_format: dict[str, Any] | None = None
+    # SGLang's names for what the answer must be.
+    regex: Grammar | None = None
+    ebnf: Grammar | None = None
+    json_schema: Grammar | None = None
     user: Name | None = None
     rid: Name | None = None
 

@@ -138,7 +138,8 @@ class _ApiProcess:
             server.should_exit = True
             for task in (engine, frontend):
                 task.cancel()
-            await asyncio.gather(serving, engine, frontend, return_exceptions=True)
+            grammars = self._services.grammars.close()
+            await asyncio.gather(serving, engine, frontend, grammars, return_exceptions=True)
             self._frontend.close()
 
     def _http_server(self, on_started: Callable[[], None]) -> _HttpServer:

@@ -132,7 +132,6 @@ class ChatCompletionRequest(ChatBody, _Conversation):
     logprobs: Flag | None = None
     top_logprobs: Annotated[Integer, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     parallel_tool_calls: Flag | None = None
-    response_format: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _check_chat(self) -> Self:

@@ -16,6 +16,7 @@ from proa.server.errors import ModelNotFoundError
 from proa.server.frontend import Frontend
 from proa.server.generation import Assembler, Generation, GenerationPlan
 from proa.server.generation_request import GenerationRequest
+from proa.server.grammar_checks import GrammarChecks
 from proa.server.metrics import Metrics
 from proa.server.reading_assembler import ReadingAssembler
 from proa.server.sampling import SamplingDefaults, SequenceLimits, build_sampling
@@ -31,6 +32,7 @@ class Services:
         self.client = client
         self.frontend = frontend
         self.metrics = metrics
+        self.grammars = GrammarChecks()
         self.created = int(time.time())
         self.is_draining = False
         self.status = EngineStatus()

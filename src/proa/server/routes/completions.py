@@ -7,7 +7,9 @@ import time
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from proa.chat.grammar.build import build_constraint
 from proa.core.errors import UserError
+from proa.server.chat_plan import answer_rules
 from proa.server.completion_format import CompletionFormat
 from proa.server.generation import GenerationPlan, new_id
 from proa.server.protocol import CompletionRequest
@@ -39,12 +41,14 @@ async def create_completion(request: Request) -> Response:
         max_new_tokens=body.max_tokens if body.max_tokens is not None else _DEFAULT_MAX_TOKENS,
         num_logprobs=body.logprobs,
     )
+    built = await services.frontend.in_worker(build_constraint, answer_rules(body), None)
     plan = GenerationPlan(
         id=new_id("cmpl-"),
         created=int(time.time()),
         model=body.model or services.config.model_name,
         prompts=prompts,
         sampling=sampling,
+        constraint=await services.grammars.constraint(built),
         n=body.n or 1,
         skip_special_tokens=body.skip_special_tokens is not False,
         include_stop=bool(body.include_stop_str_in_output),

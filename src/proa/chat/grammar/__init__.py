@@ -1,0 +1,1 @@
+"""Constrained answers: requests to grammars, grammars to matchers."""

@@ -1,0 +1,106 @@
+"""Compiles grammars of clients in a process that may be lost: `python -m proa.chat.grammar.checker`.
+
+Requests come on standard input and are answered in order on standard output, each a length (4 bytes, little endian) and
+a msgpack struct. A grammar that takes too long, too much memory or too deep a stack ends the process.
+"""
+
+from __future__ import annotations
+
+import re
+import resource
+import signal
+import sys
+from typing import BinaryIO
+
+import msgspec
+import numpy as np
+
+from proa.chat.grammar.matcher import GrammarError, Vocabulary, byte_table
+
+__all__ = ["CheckReply", "CheckRequest", "frame", "main"]
+
+CPU_SECONDS = 2.0
+_MEMORY_BYTES = 2 << 30
+# The vocabulary here is that of bytes: any token of a grammar is as good as another one.
+_TOKEN_ID = re.compile(r"<\[[0-9]+\]>")
+_VOCAB_SIZE = 258
+
+
+class CheckRequest(msgspec.Struct, frozen=True):
+    """A grammar to compile. is_ebnf: it may be written in the GBNF dialect (`root ::= ...`)."""
+
+    grammar: str
+    is_ebnf: bool = False
+
+
+class CheckReply(msgspec.Struct, frozen=True):
+    """error: what is wrong with it, else empty. grammar: the Lark text, from GBNF translated."""
+
+    error: str = ""
+    grammar: str = ""
+
+
+def frame(message: msgspec.Struct) -> bytes:
+    """A message with its length before it."""
+    body = msgspec.msgpack.encode(message)
+    return len(body).to_bytes(4, "little") + body
+
+
+def check(vocabulary: Vocabulary, request: CheckRequest) -> CheckReply:
+    """Compile a grammar and find its first tokens."""
+    try:
+        grammar = _from_gbnf(request.grammar) if request.is_ebnf else request.grammar
+        matcher = vocabulary.compile(_TOKEN_ID.sub(f"<[{vocabulary.end_id - 1}]>", grammar))
+        mask = np.zeros(-(-vocabulary.size // 32), dtype=np.int32)
+        matcher.fill(mask)
+    except GrammarError as error:
+        return CheckReply(error=_plain(str(error)))
+    if not mask.any() and not matcher.may_end:
+        return CheckReply(error="no text fits it")
+    return CheckReply(grammar=grammar)
+
+
+def _plain(message: str) -> str:
+    # Of a grammar or a state without any continuation; the engine says no more.
+    return "no text fits it" if message.startswith("NoExtension") else message
+
+
+def _from_gbnf(text: str) -> str:
+    if "::=" not in text:
+        return text
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return str(gbnf_to_lark(text))
+    except (ValueError, IndexError, KeyError) as error:
+        raise GrammarError(str(error)) from error
+    except RecursionError as error:
+        raise GrammarError("nested too deeply") from error
+    except Exception as error:
+        # The converter's own error derives from Exception alone.
+        if type(error).__name__ != "GbnfToLarkError":
+            raise
+        raise GrammarError(str(error)[:200]) from error
+
+
+def serve(vocabulary: Vocabulary, source: BinaryIO, target: BinaryIO) -> None:
+    """Answer until the input ends."""
+    while len(header := source.read(4)) == 4:
+        request = msgspec.msgpack.decode(source.read(int.from_bytes(header, "little")), type=CheckRequest)
+        # CPU time, whatever else the machine does; the signal ends the process even inside native code.
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+        reply = check(vocabulary, request)
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        target.write(frame(reply))
+        target.flush()
+
+
+def main() -> None:
+    """Run until standard input closes."""
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    serve(Vocabulary(byte_table(_VOCAB_SIZE), _VOCAB_SIZE - 1), sys.stdin.buffer, sys.stdout.buffer)
+
+
+if __name__ == "__main__":
+    main()
