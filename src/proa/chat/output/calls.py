@@ -76,9 +76,12 @@ class CallWriter:
         if not body:
             self._kept.append(text)
             return
+        blanks = text[len(body) :]
         if self._kept:
             body = "".join(self._kept) + body
-        self._kept = [text[len(text.rstrip(BLANKS)) :]]
+            self._kept = []
+        if blanks:
+            self._kept.append(blanks)
         events.append(ArgumentsDelta(self.num_calls - 1, body))
 
     def end(self, events: list[Event]) -> None:

@@ -69,9 +69,10 @@ class EnvelopeBody:
                 self._read(text[position:end], events)
             else:
                 match = (_IN_STRING if self._in_string else _OUTSIDE).search(text, position)
-                self._read(text[position : match.start() if match else len(text)], events)
                 if match is None:
+                    self._read(text[position:] if position else text, events)
                     return
+                self._read(text[position : match.start()], events)
                 self._structure(match[0], events)
                 end = match.end()
             position = end
@@ -82,7 +83,10 @@ class EnvelopeBody:
             self._close(events)
 
     def _read(self, text: str, events: list[Event]) -> None:
-        if text and not self._is_begun:
+        if self._is_begun and self._key in _ARGUMENTS:  # most tokens
+            self._calls.arguments(text, events)
+            return
+        if not self._is_begun:
             self._raw.append(text)
         self._take(text, events)
 

@@ -194,8 +194,12 @@ class CallMachine:
             if is_marker and text in self._tokens:
                 self._release(events)
                 self._mark(text, events)
-            else:
+                continue
+            lexer = self._token_lexers.get(self._state)
+            if self._held or (lexer is not None and not lexer.first.isdisjoint(text)):
                 self._lex(text, self._token_lexers, events)
+            else:  # most tokens
+                self._text(text, events)
         return events
 
     def push_text(self, text: str) -> list[Event]:
@@ -225,9 +229,6 @@ class CallMachine:
     def _lex(self, text: str, lexers: Mapping[State, _Lexer], events: list[Event]) -> None:
         if self._held:
             text, self._held = self._held + text, ""
-        elif (lexer := lexers.get(self._state)) is None or lexer.first.isdisjoint(text):
-            self._text(text, events)
-            return
         position = 0
         while position < len(text):
             lexer = lexers.get(self._state)

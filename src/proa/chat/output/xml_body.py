@@ -114,8 +114,8 @@ class XmlBody:
 
     def text(self, text: str, events: list[Event], *, is_marker: bool = False) -> None:
         """More of the value, or of the one JSON object that stands for all of them."""
-        if self._is_told and not (is_marker or self._held or text.endswith("\n")):  # most tokens
-            self._tell(_quoted(text)[1:-1], events)
+        if self._is_told and not (is_marker or self._held or self._has_marker or text[-1:] == "\n"):  # most tokens
+            self._calls.arguments(_quoted(text)[1:-1], events)
             return
         if self._parameter is None:
             self._is_raw = True
