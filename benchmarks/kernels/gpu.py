@@ -126,9 +126,18 @@ def bench_decode_attention(run: Run, name: str, heads: int, kv_heads: int, dims:
         scratch = decode_attention.DecodeScratch(tokens, heads, dims[1], DEVICE)
         gb = tokens * context * kv_heads * (dims[0] + (0 if latent else dims[1])) * 2 / 1e9
         if latent:
-            others = [tiles(64, 8, 3), tiles(32, 8, 3), tiles(32, 8, 4), tiles(32, 8, 5)]
+            others = [
+                tiles(64, 8, 3),
+                *(tiles(*size, True) for size in ((64, 8, 2), (64, 8, 3), (32, 8, 3), (32, 8, 4))),
+            ]
         else:
-            others = [tiles(64, 4, 4), tiles(32, 4, 4), tiles(128, 4, 3), tiles(64, 8, 3), tiles(128, 8, 3)]
+            others = [
+                tiles(32, 4, 4),
+                tiles(128, 4, 3),
+                tiles(128, 8, 3),
+                tiles(64, 4, 3, True),
+                tiles(128, 8, 3, True),
+            ]
         for config in run.candidates(others if tokens == 4 else []):
             try:
                 call = lambda: decode_attention.paged_decode(*arguments, scratch, tiles=config)
@@ -277,12 +286,10 @@ def bench_experts(run: Run) -> None:
     tiles = experts.ExpertTiles
     configs = [
         tiles(128, 128, 64, 4, 4),
-        tiles(128, 128, 64, 8, 3),
         tiles(128, 256, 64, 8, 3),
+        tiles(128, 256, 64, 8, 4),
         tiles(64, 256, 64, 4, 3),
         tiles(64, 128, 64, 4, 3),
-        tiles(128, 128, 128, 4, 2),
-        tiles(128, 128, 32, 4, 4),
     ]
     cases = (
         ("int4_g32", 16384, NUM_EXPERTS),
@@ -298,7 +305,7 @@ def bench_experts(run: Run) -> None:
         scratch = experts.ExpertScratch(tokens, TOP_K, num_experts, fmt, DEVICE)
         ids, weights = routed(tokens, num_experts)
         tflop = 2 * tokens * TOP_K * 3 * HIDDEN * INTERMEDIATE / 1e12
-        for config in run.candidates(configs if tokens == 16384 else configs[:3] if tokens == 4096 else []):
+        for config in run.candidates(configs if tokens == 16384 else configs[-2:] if tokens == 2048 else configs[1:2]):
             call = lambda: experts.grouped_experts(
                 x, ids, weights, arena, table, fmt, out, scratch, tiles=config and (config, config)
             )

@@ -18,19 +18,21 @@ __all__ = ["DecodeScratch", "DecodeTiles", "paged_decode"]
 # Query heads of one program, on tensor cores and in float32.
 _MAX_HEADS, _MAX_EXACT_HEADS = 64, 16
 _MAX_KEY_DIM = 1024
+_COMBINED_COLUMNS = 64
 
 
 class DecodeScratch:
     """What the splits of a call hand over, for calls of up to `max_tokens` tokens; shared by all layers."""
 
-    __slots__ = ("_max_tokens", "_processors", "_query", "partial", "scales")
+    __slots__ = ("_max_tokens", "_programs", "_query", "partial", "scales")
 
     def __init__(self, max_tokens: int, num_heads: int, value_dim: int, device: torch.device) -> None:
         self._max_tokens = max_tokens
         processors = 4
         if device.type == "cuda":
             processors = torch.cuda.get_device_properties(device).multi_processor_count
-        self._processors = processors
+        # As many as fit at once: MLA's fill the shared memory.
+        self._programs = processors * (1 if value_dim > 256 else 4)
         slots = max(tokens * self.splits(tokens, 1) for tokens in range(1, max_tokens + 1))
         self.partial = torch.zeros(slots, num_heads, value_dim, device=device)
         self.scales = torch.zeros(slots, num_heads, device=device)
@@ -39,7 +41,7 @@ class DecodeScratch:
     def splits(self, tokens: int, programs: int) -> int:
         """Splits of the context that fill the GPU once with `programs` programs a token and split."""
         assert tokens <= self._max_tokens, f"scratch for {self._max_tokens} tokens, got {tokens}"
-        return max(1, self._processors // (tokens * programs))
+        return max(1, self._programs // (tokens * programs))
 
     def rounded(self, q: torch.Tensor) -> torch.Tensor:
         """`q` in bf16: Triton leaves an operand of the tensor cores in shared memory only if it is loaded as it is."""
@@ -59,6 +61,11 @@ class DecodeTiles:
     block_n: int
     num_warps: int
     num_stages: int
+    prefetch: bool = False
+
+
+def _has_bulk_prefetch(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 
 def paged_decode(
@@ -117,6 +124,7 @@ def paged_decode(
         VALUE=shape.value,
         LATENT=shape.latent,
         EXACT=shape.exact,
+        PREFETCH=tiles.prefetch and _has_bulk_prefetch(q.device) and shape.key_dim % 32 == 0,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
     )
@@ -124,7 +132,8 @@ def paged_decode(
 
 
 def _launch_combine(scratch: DecodeScratch, shape: AttentionShape, splits: int, out: torch.Tensor) -> None:
-    _combine[(out.shape[0], shape.heads)](
+    columns = min(_COMBINED_COLUMNS, shape.value)
+    _combine[(out.shape[0], shape.heads, shape.value // columns)](
         scratch.partial,
         scratch.scales,
         out,
@@ -134,7 +143,7 @@ def _launch_combine(scratch: DecodeScratch, shape: AttentionShape, splits: int, 
         out.stride(0),
         out.stride(1),
         SPLITS=next_power_of_2(splits),
-        VALUE=shape.value,
+        COLUMNS=columns,
         num_warps=4,
     )
 
@@ -147,6 +156,26 @@ def _choose(shape: AttentionShape, rows: int) -> DecodeTiles:
     if shape.first + shape.rest > 256:
         return DecodeTiles(64, 8, 2) if rows >= 64 else DecodeTiles(32, 4, 3)
     return DecodeTiles(64, 4, 3)
+
+
+@jit
+def _prefetch(keys, block, position, k_slot, row_bytes, BLOCK_SIZE: tl.constexpr):
+    """Has the rows of the cache at `position` fetched to the L2, a quarter of each by one thread.
+
+    Triton issues the copy of a step only when the step before has been computed; without this the memory would idle.
+    """
+    slot = block.to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE
+    quarter = tl.arange(0, 4)[None, :] * (row_bytes // 4)
+    address = (keys + slot[:, None] * k_slot).to(tl.int64) + quarter
+    size = tl.zeros_like(address).to(tl.int32) + row_bytes // 4
+    tl.inline_asm_elementwise(
+        "{ cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
+        "=r,l,r",
+        [address, size],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @jit
@@ -180,6 +209,7 @@ def _decode(
     VALUE: tl.constexpr,
     LATENT: tl.constexpr,
     EXACT: tl.constexpr,
+    PREFETCH: tl.constexpr,
 ):
     kv_head = tl.program_id(0) // head_blocks
     split, token = tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -205,7 +235,14 @@ def _decode(
     largest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, VALUE], tl.float32)
+    if PREFETCH:  # rows two steps ahead, with blocks looked up one step before
+        ahead = tl.minimum(begin + 2 * BLOCK_N + tl.arange(0, BLOCK_N), context - 1)
+        ahead_block = tl.load(table + ahead // BLOCK_SIZE, mask=ahead >= 0, other=0)
     for at in range(begin, end, BLOCK_N):
+        if PREFETCH:
+            _prefetch(keys, ahead_block, ahead, k_slot, key_dim * 2, BLOCK_SIZE)
+            ahead = tl.minimum(ahead + BLOCK_N, context - 1)
+            ahead_block = tl.load(table + ahead // BLOCK_SIZE, mask=ahead >= 0, other=0)
         position = at + tl.arange(0, BLOCK_N)
         inside = position < end
         slot = key_slots(table, position, inside, BLOCK_SIZE)
@@ -246,20 +283,18 @@ def _combine(
     out_token,
     out_head,
     SPLITS: tl.constexpr,
-    VALUE: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    split, value = tl.arange(0, SPLITS), tl.arange(0, VALUE)
+    split = tl.arange(0, SPLITS)
+    value = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
     row = (token * splits + split) * num_heads + head
     power = tl.load(scales + row, mask=split < splits, other=float("-inf"))
     largest = tl.max(power, 0)
-    largest = tl.where(largest == float("-inf"), 0.0, largest)
-    total = tl.sum(tl.exp2(power - largest), 0)
-    acc = tl.zeros([VALUE], tl.float32)
-    for i in range(splits):
-        at = (token * splits + i) * num_heads + head
-        weight = tl.exp2(tl.load(scales + at) - largest)
-        acc += weight * tl.load(partial + at * value_dim + value, mask=value < value_dim, other=0.0)
-    acc = acc / tl.where(total == 0.0, 1.0, total)
-    at = out + token * out_token + head * out_head + value
-    tl.store(at, acc.to(out.dtype.element_ty), mask=value < value_dim)
+    weight = tl.exp2(power - tl.where(largest == float("-inf"), 0.0, largest))
+    # Splits without positions have written nothing that counts.
+    valid = (weight > 0.0)[:, None] & (value < value_dim)[None, :]
+    part = tl.load(partial + row[:, None] * value_dim + value[None, :], mask=valid, other=0.0)
+    total = tl.sum(weight, 0)
+    result = tl.sum(part * weight[:, None], 0) / tl.where(total == 0.0, 1.0, total)
+    tl.store(out + token * out_token + head * out_head + value, result.to(out.dtype.element_ty), mask=value < value_dim)

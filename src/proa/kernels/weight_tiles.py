@@ -91,19 +91,32 @@ def as_words(data: torch.Tensor) -> torch.Tensor:
 
 
 @jit
-def _tile_rows(n, other, step: tl.constexpr, PAIRED: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The rows of a tile as a column, every `step`-th, and how far behind `data` the weight of each begins, in words.
+def _panel_rows(n, other, PAIRED: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The rows of a tile as a column, and how far behind `data` the weight of each begins, in words.
 
     A paired tile has rows of two weights of one shape, `n ..` of the first and `n ..` of the one `other` words behind.
     """
-    place = step * tl.arange(0, BLOCK_N // step)[:, None]
+    place = tl.arange(0, BLOCK_N)[:, None]
     if PAIRED:
         row = n + place % (BLOCK_N // 2)
         shift = tl.where(place < BLOCK_N // 2, 0, other)
     else:
         row = n + place
-        shift = tl.zeros([BLOCK_N // step, 1], tl.int64)
+        shift = tl.zeros([BLOCK_N, 1], tl.int64)
     return row, shift
+
+
+@jit
+def _fp8_panel_words(n, other, BLOCK_N: tl.constexpr, PAIRED: tl.constexpr):
+    """Panels and shifts of the words `4 rows x 1 column` of a tile, [1, BLOCK_N / 4], and their place in a column."""
+    place = tl.arange(0, BLOCK_N // 4)[None, :]
+    if PAIRED:
+        panel = n // 16 + place // 4 % (BLOCK_N // 32)
+        shift = tl.where(place < BLOCK_N // 8, 0, other)
+    else:
+        panel = n // 16 + place // 4
+        shift = tl.zeros([1, BLOCK_N // 4], tl.int64)
+    return panel, shift, place % 4
 
 
 @jit
@@ -114,29 +127,34 @@ def load_words(
 ):  # fmt: skip
     """The words of a tile of BLOCK_N rows from `n` on and columns `k + arange(BLOCK_K)`, zeros outside.
 
-    data: int32 pointer (bf16 for rows of bf16) to element 0 of the weight; other: see _tile_rows; row_words: words or
+    data: int32 pointer (bf16 for rows of bf16) to element 0 of the weight; other: see _panel_rows; row_words: words or
     elements from a row to the next, in panels words from a panel to the next. k and columns are multiples of what a
-    word or group holds.
+    word or group holds. Shape: [N, words], panels of fp8_block128 [BLOCK_K, N / 4].
     """
     PER_WORD: tl.constexpr = 8 if KIND >= 3 else 4 if KIND == 2 else 2 if KIND == 1 and PANELS else 1
-    SUPER_WORDS: tl.constexpr = GROUPS * (64 + 4 * SCALE_BYTES)
-    if KIND == 2 and PANELS:  # [BLOCK_N / 4, BLOCK_K]
-        row, shift = _tile_rows(n, other, 4, PAIRED, BLOCK_N)
-        column = k + tl.arange(0, BLOCK_K)[None, :]
-        at = shift + row // 16 * row_words.to(tl.int64) + column * 4 + row % 16 // 4
-        inside = (row < valid_n) & (column < columns)
-    else:
-        row, shift = _tile_rows(n, other, 1, PAIRED, BLOCK_N)
+    if KIND == 2 and PANELS:
+        panel, shift, place = _fp8_panel_words(n, other, BLOCK_N, PAIRED)
+        column = k + tl.arange(0, BLOCK_K)[:, None]
+        at = shift + panel * row_words.to(tl.int64) + column * 4 + place
+        inside = (panel * 16 < valid_n) & (column < columns)
+    elif PANELS:
+        row, shift = _panel_rows(n, other, PAIRED, BLOCK_N)
         word = k // PER_WORD + tl.arange(0, BLOCK_K // PER_WORD)[None, :]
         inside = (row < valid_n) & (word * PER_WORD < columns)
-        if not PANELS:
-            at = shift + row * row_words.to(tl.int64) + word
-        elif KIND >= 3:
+        if KIND >= 3:
             # A shorter last super-block starts where a whole one would.
-            at = shift + row // 16 * row_words.to(tl.int64) + word // 4 // GROUPS * SUPER_WORDS
-            at += word // 4 % GROUPS * 64 + word % 4 * 16 + row % 16
+            SUPER_WORDS: tl.constexpr = GROUPS * (64 + 4 * SCALE_BYTES)
+            inner = word // 4 // GROUPS * SUPER_WORDS + word // 4 % GROUPS * 64 + word % 4 * 16
         else:
-            at = shift + row // 16 * row_words.to(tl.int64) + word * 16 + row % 16
+            inner = word * 16
+        at = shift + row // 16 * row_words.to(tl.int64) + inner + row % 16
+        # Two rows a thread: with four, lanes would write their values to fewer banks.
+        at = tl.max_contiguous(at, [2, 1])
+    else:
+        row = n + tl.arange(0, BLOCK_N)[:, None]
+        word = k // PER_WORD + tl.arange(0, BLOCK_K // PER_WORD)[None, :]
+        inside = (row < valid_n) & (word * PER_WORD < columns)
+        at = row * row_words.to(tl.int64) + word
     return tl.load(data + at, mask=inside, other=0)
 
 
@@ -145,14 +163,16 @@ def _block_scales(
     data, scales, other, n, k, valid_n, columns, row_words, row_scales, PANELS: tl.constexpr, PAIRED: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Of fp8_block128: the one that each row has in a tile, int32 bits of a float [N, 1]."""
+    """Of fp8_block128, int32 bits of floats: one a row [N, 1], in panels one a word [1, N / 4]."""
     if PANELS:
-        row, shift = _tile_rows(n, other, 4, PAIRED, BLOCK_N)
-        at = data + (shift + row // 16 * row_words.to(tl.int64) + columns * 4 + k // 128)
+        panel, shift, _ = _fp8_panel_words(n, other, BLOCK_N, PAIRED)
+        at = data + (shift + panel * row_words.to(tl.int64) + columns * 4 + k // 128)
+        inside = panel * 16 < valid_n
     else:
-        row, shift = _tile_rows(n, other, 1, PAIRED, BLOCK_N)
+        row = n + tl.arange(0, BLOCK_N)[:, None]
         at = scales.to(tl.pointer_type(tl.int32)) + (row // 128 * row_scales.to(tl.int64) + k // 128)
-    return tl.load(at, mask=(row < valid_n) & (k < columns), other=0)
+        inside = row < valid_n
+    return tl.load(at, mask=inside & (k < columns), other=0)
 
 
 @jit
@@ -161,20 +181,24 @@ def _group_scales(
     SCALE_BYTES: tl.constexpr, PANELS: tl.constexpr, PAIRED: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Of formats with groups of 32 columns: one for each word, int32 [N, words]."""
-    row, shift = _tile_rows(n, other, 1, PAIRED, BLOCK_N)
-    word = k // 8 + tl.arange(0, BLOCK_K // 8)[None, :]
-    group = word // 4
-    SUPER_BYTES: tl.constexpr = GROUPS * (256 + 16 * SCALE_BYTES)
+    """Of formats with groups of 32 columns: one for each word, int32, shaped as the words."""
     if PANELS:
+        SUPER_BYTES: tl.constexpr = GROUPS * (256 + 16 * SCALE_BYTES)
+        row, shift = _panel_rows(n, other, PAIRED, BLOCK_N)
+        word = k // 8 + tl.arange(0, BLOCK_K // 8)[None, :]
+        group = word // 4
         codes = tl.minimum(GROUPS, columns // 32 - group // GROUPS * GROUPS) * 256
         at = (shift + row // 16 * row_words.to(tl.int64)) * 4 + group // GROUPS * SUPER_BYTES + codes
         at += (group % GROUPS * 16 + row % 16) * SCALE_BYTES
+        at = tl.max_contiguous(at, [2 * SCALE_BYTES, 1])  # laid out as the words
         base = data.to(tl.pointer_type(tl.uint8))
+        inside = (row < valid_n) & (word * 8 < columns)
     else:
-        at = (row * row_scales.to(tl.int64) + group) * SCALE_BYTES
+        row = n + tl.arange(0, BLOCK_N)[:, None]
+        word = k // 8 + tl.arange(0, BLOCK_K // 8)[None, :]
+        at = (row * row_scales.to(tl.int64) + word // 4) * SCALE_BYTES
         base = scales.to(tl.pointer_type(tl.uint8))
-    inside = (row < valid_n) & (word * 8 < columns)
+        inside = (row < valid_n) & (word * 8 < columns)
     if SCALE_BYTES == 1:
         bits = tl.load(base + at, mask=inside, other=0).to(tl.int32)
     else:
@@ -309,8 +333,8 @@ def _nibble_tile(words, scale_bits, KIND: tl.constexpr, OPERAND: tl.constexpr):
 @jit
 def _byte(words, i: tl.constexpr, scale):
     """The float32 values of the e4m3 codes at bits 8 i."""
-    code = words >> (8 * i)
-    bits = ((code & 0x80) << 24) | ((code & 0x7F) << 20)
+    # An arithmetic shift moves the seven bits of the number to their place and leaves the sign where it is.
+    bits = ((words << (24 - 8 * i)) >> 4) & -0x78100000
     return bits.to(tl.float32, bitcast=True) * 1.329227995784916e36 * scale  # 2^120: the exponents' biases
 
 
@@ -319,12 +343,10 @@ def _fp8_tile(words, scale_bits, PANELS: tl.constexpr, OPERAND: tl.constexpr):
     scale = scale_bits.to(tl.float32, bitcast=True)
     v0, v1 = _byte(words, 0, scale).to(OPERAND), _byte(words, 1, scale).to(OPERAND)
     v2, v3 = _byte(words, 2, scale).to(OPERAND), _byte(words, 3, scale).to(OPERAND)
-    four = _four(v0, v1, v2, v3, OPERAND)
+    tile = _four(v0, v1, v2, v3, OPERAND).reshape(words.shape[0], 4 * words.shape[1]).to(OPERAND, bitcast=True)
     if PANELS:
-        tile = four.permute(0, 2, 3, 1).reshape(4 * words.shape[0], words.shape[1])
-    else:
-        tile = four.reshape(words.shape[0], 4 * words.shape[1])
-    return tile.to(OPERAND, bitcast=True)
+        tile = tl.trans(tile)
+    return tile
 
 
 @jit

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.gpu.kernels.attention_cases import PagedCase
 
-from proa.kernels.decode_attention import DecodeScratch, paged_decode
+from proa.kernels.decode_attention import DecodeScratch, DecodeTiles, paged_decode
 from proa.kernels.prefill_attention import paged_prefill
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy in the interpreter
@@ -33,6 +33,17 @@ def test_decode(device, name, dtype):
     scratch = DecodeScratch(len(contexts), heads[0], dims[1], device)
     scratch.partial.fill_(float("nan"))
     paged_decode(*case.arguments(), out, scratch)
+    torch.testing.assert_close(out.double(), case.expected(), rtol=0, atol=case.tolerance())
+
+
+@pytest.mark.skipif(not GPU or torch.cuda.get_device_capability()[0] < 9, reason="an instruction of Hopper's")
+@pytest.mark.parametrize("name", ["mla", "gqa"])
+def test_decode_with_rows_fetched_ahead(device, name):
+    heads, dims, latent = SHAPES[name]
+    case = PagedCase.make(device, heads, dims, [1, 3000, 77], [1] * 3, latent=latent, dtype=torch.bfloat16)
+    out = torch.full((3, heads[0], dims[1]), float("nan"), device=device)
+    scratch = DecodeScratch(3, heads[0], dims[1], device)
+    paged_decode(*case.arguments(), out, scratch, tiles=DecodeTiles(64, 8, 2, prefetch=True))
     torch.testing.assert_close(out.double(), case.expected(), rtol=0, atol=case.tolerance())
 
 
