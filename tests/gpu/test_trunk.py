@@ -19,7 +19,8 @@ from tests.models.storages import STORAGES
 from tests.models.test_oracle import NOISE_FACTOR, reference_logits, rounding_noise, tokens
 from tests.models.variants import LAYERS, MLA, VARIANTS, VOCAB, Variant
 
-from proa.device.gpu import FEW_TOKENS, GpuDevice, LinearKernels
+from proa.device.gpu import FEW_TOKENS, GpuDevice
+from proa.device.select import trunk_linears
 from proa.models import load_model
 from proa.weights.checkpoint import Checkpoint
 
@@ -52,8 +53,7 @@ MIXED = [v for v in FLOAT32 if v.name in ("deepseek_groups_yarn", "mixtral_tied"
 def trunk(device, runtime):  # noqa: F811
     from proa.kernels import trunk
 
-    linears = LinearKernels(trunk.linear, trunk.heads_linear, frozenset(trunk.KINDS))
-    return GpuDevice(runtime, device, trunk, linears=linears)
+    return GpuDevice(runtime, device, trunk, linears=trunk_linears())
 
 
 @pytest.fixture

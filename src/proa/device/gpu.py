@@ -24,6 +24,7 @@ from proa.weights.raw_linear import RawLinear
 
 __all__ = ["FEW_TOKENS", "GpuDevice", "LinearKernels", "TrunkKernels"]
 
+_PLAIN = ("f32", "bf16")
 # Up to this many tokens a linear reads its weight about as fast as for one.
 FEW_TOKENS = 16
 
@@ -41,14 +42,16 @@ class TrunkKernels(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinearKernels:
-    """`proa.kernels.linear.linear` and `proa.kernels.heads.heads_linear`, and the weight formats of the former.
+    """Functions of `proa.kernels` of these names, and the weight formats of the first.
 
-    Weights of few bits are rounded to bf16 inside, for few tokens too.
+    `linear` rounds weights of few bits to bf16, for few tokens too. `gemv`: plain weights and up to `gemv_tokens`.
     """
 
     linear: Callable[..., None]
+    gemv: Callable[..., None]
     heads_linear: Callable[..., None]
     formats: frozenset[str]
+    gemv_tokens: int
 
     def reads(self, weight: PlacedWeight) -> bool:
         return weight.format in self.formats and (ROW_FORMATS[weight.format].plain or weight.in_features % 32 == 0)
@@ -104,7 +107,7 @@ class GpuDevice:
 
     def pack_heads(self, raws: Sequence[RawLinear]) -> HeadsWeight:
         stacked = stack_weights([self._placed(raw) for raw in raws])
-        if self.linears is not None and stacked.format not in ("f32", "bf16"):
+        if self.linears is not None and stacked.format not in _PLAIN:
             # As the kernels of other linears round it.
             stacked = replace(stacked, format="bf16", data=dequantize(stacked).bfloat16(), scales=None)
         return _GpuHeadsWeight(self, stacked)
@@ -130,6 +133,9 @@ class _GpuWeight:
         self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None = None, accumulate: bool = False
     ) -> None:
         device, weight = self._device, self._weight
+        if device.linears is not None and x.shape[0] <= device.linears.gemv_tokens and weight.format in _PLAIN:
+            device.linears.gemv(x, weight.data, out, bias=bias, accumulate=accumulate)
+            return
         if device.linears is not None and device.linears.reads(weight) and not _is_cublas_faster(device, x, weight):
             device.linears.linear(
                 x,

@@ -17,7 +17,7 @@ from proa.device.gpu import GpuDevice, LinearKernels
 from proa.kernels import reference
 from proa.native.runtime import CpuRuntime
 
-__all__ = ["Gpu", "choose_gpu", "create_device"]
+__all__ = ["Gpu", "choose_gpu", "create_device", "trunk_linears"]
 
 _log = logging.getLogger("proa.device")
 
@@ -66,8 +66,16 @@ def create_device(gpu: Gpu | None, runtime: CpuRuntime) -> Device:
         return GpuDevice(runtime, gpu.torch_device, reference)
     from proa.kernels import trunk  # slow to import
 
-    linears = LinearKernels(trunk.linear, trunk.heads_linear, frozenset(trunk.KINDS))
-    return GpuDevice(runtime, gpu.torch_device, trunk, linears=linears)
+    return GpuDevice(runtime, gpu.torch_device, trunk, linears=trunk_linears())
+
+
+def trunk_linears() -> LinearKernels:
+    """The Triton kernels of linears."""
+    from proa.kernels import trunk
+
+    return LinearKernels(
+        trunk.linear, trunk.gemv, trunk.heads_linear, formats=frozenset(trunk.KINDS), gemv_tokens=trunk.GEMV_TOKENS
+    )
 
 
 def _find() -> Gpu | str:
