@@ -8,6 +8,8 @@ from typing import Any
 
 from fake_model import LAYOUT, FakeModel
 
+from proa.chat.grammar.matcher import Vocabulary
+from proa.core.constraint import Constraint
 from proa.core.sampling_params import SamplingParams
 from proa.engine.build import LoadedModel, build_engine
 from proa.engine.config import EngineConfig
@@ -27,7 +29,13 @@ class Result:
     error: str = ""
 
 
-def fake_engine(*, num_blocks: int = 64, max_model_len: int = 512, **config: Any) -> Harness:
+def fake_engine(
+    *,
+    num_blocks: int = 64,
+    max_model_len: int = 512,
+    load_vocabulary: Callable[[], Vocabulary] | None = None,
+    **config: Any,
+) -> Harness:
     """A small engine around the fake model."""
     settings = {"block_size": 4, "max_running_requests": 8, "chunked_prefill_size": 32, **config}
     engine_config = EngineConfig(model_path="", to_engine="", from_engine="", **settings)
@@ -38,7 +46,7 @@ def fake_engine(*, num_blocks: int = 64, max_model_len: int = 512, **config: Any
         max_model_len=min(max_model_len, num_blocks * engine_config.block_size),
         notes={},
     )
-    return Harness(engine_config, LoadedModel(FakeModel(), LAYOUT, plan, (EOS,)))
+    return Harness(engine_config, LoadedModel(FakeModel(), LAYOUT, plan, (EOS,), load_vocabulary=load_vocabulary))
 
 
 class Harness:
@@ -49,10 +57,10 @@ class Harness:
         self.engine = build_engine(config, loaded)
         self.results: dict[str, Result] = {}
 
-    def submit(self, rid: str, prompt: list[int], **sampling: Any) -> None:
+    def submit(self, rid: str, prompt: list[int], constraint: Constraint | None = None, **sampling: Any) -> None:
         params = SamplingParams(**{"temperature": 0.0, "ignore_eos": True, **sampling})
         self.results[rid] = Result()
-        self.engine.submit(Generate(rid=rid, token_ids=prompt, sampling=params))
+        self.engine.submit(Generate(rid=rid, token_ids=prompt, sampling=params, constraint=constraint))
 
     def step(self, poll: Callable[[], None] | None = None) -> None:
         for output in self.engine.step(poll).outputs:

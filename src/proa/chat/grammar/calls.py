@@ -75,26 +75,40 @@ class CallGrammar:
     def text(self, start: str, *, first_number: int | None = None) -> str:
         """The whole grammar; `start`: the body of its first rule, in which `calls` are these calls.
 
-        A rule's parameter counts the calls before it. After the end of a section another one may begin.
+        `first_number`: another one for the first call. After the end of a section another one may begin.
         """
-        first = self._first_number if first_number is None else first_number
-        lines = [f"start: {start}", f"calls: {self._begin} more::0"]
-        end = self._end
-        more = [f"call::_ {end}"]
-        if not self._only_one:
-            separator = f"{_literal(self._frame.separator)}? " if self._frame.separator else ""
-            more.append(f"call::_ {separator}more::incr(_) %if lt(_, {MAX_CALLS - 1})")
-            if end:
-                more.append(f"call::_ {end} {self._begin} more::incr(_) %if lt(_, {MAX_CALLS - 1})")
-        lines.append("more::_: " + "\n | ".join(more))
         rules: dict[str, str] = {}
         calls = [self._call(tool, rules.setdefault(tool.arguments, f"arguments_{len(rules)}")) for tool in self._tools]
-        lines.append("call::_: " + "\n | ".join(calls))
+        alternatives = "\n | ".join(calls)
         if Slot.NUMBER in self._frame.call:
-            numbers = [f'"{first + index}" %if eq(_, {index})' for index in range(MAX_CALLS)]
-            lines.append("number::_: " + "\n | ".join(numbers))
-        lines += [f"{name}: {rule}" for rule, name in rules.items()]
+            first = self._first_number if first_number is None else first_number
+            run = self._numbered_run(alternatives, first)
+        else:
+            run = self._plain_run(alternatives)
+        lines = [f"start: {start}", *run, *(f"{name}: {rule}" for rule, name in rules.items())]
         return "\n".join(lines) + "\n"
+
+    def _numbered_run(self, call: str, first: int) -> list[str]:
+        """Rules whose parameter counts the calls before."""
+        more = [f"call::_ {self._end}"]
+        if not self._only_one:
+            limit = f"%if lt(_, {MAX_CALLS - 1})"
+            more.append(f"call::_ {self._separator} more::incr(_) {limit}")
+            if self._end:
+                more.append(f"call::_ {self._end} {self._begin} more::incr(_) {limit}")
+        numbers = "\n | ".join(f'"{first + index}" %if eq(_, {index})' for index in range(MAX_CALLS))
+        return [
+            f"calls: {self._begin} more::0",
+            "more::_: " + "\n | ".join(more),
+            f"call::_: {call}",
+            f"number::_: {numbers}",
+        ]
+
+    def _plain_run(self, call: str) -> list[str]:
+        if self._only_one:
+            return [f"calls: {self._begin} call {self._end}", f"call: {call}"]
+        section = f"{self._begin} call ({self._separator} call)* {self._end}"
+        return [f"calls: ({section})+" if self._end else f"calls: {section}", f"call: {call}"]
 
     @property
     def _first_marker(self) -> str:
@@ -111,6 +125,10 @@ class CallGrammar:
     @property
     def _end(self) -> str:
         return self._marker(self._frame.section[1]) if self._frame.section is not None else ""
+
+    @property
+    def _separator(self) -> str:
+        return f"{_literal(self._frame.separator)}?" if self._frame.separator else ""
 
     def _marker(self, name: str) -> str:
         token_id = self._marker_ids.get(name)
