@@ -26,9 +26,14 @@ inline constexpr bool kBlockScaled = Weight::kScaling == Scaling::kPerBlock;
 constexpr int64_t kTokensPerPass = 256;
 constexpr int64_t kBlocksPerPass = kTokensPerPass / kTileRows;
 constexpr int64_t kPanelsPerPass = 16;
-// Columns are taken in chunks of steps of 32: those of two blocks of tokens stay in the L1 cache while the
-// panels pass by, all activations, unpacked weights and totals of a pass in the L2 cache.
-constexpr int64_t kChunkSteps = 8;
+// Columns are taken in chunks of steps of 32: those of two blocks of tokens, 32 KB, stay in the L1 cache
+// while the panels pass it by; all activations, unpacked weights and totals of a pass stay in the L2 cache.
+// Up to 64 tokens wait for weights, which come faster in small pieces.
+constexpr int64_t kMaxChunkSteps = 16;
+template <class Weight>
+constexpr int64_t chunk_steps(int64_t num_tokens) noexcept {
+  return std::min<int64_t>(num_tokens <= 64 ? 8 : kMaxChunkSteps, kMaxChunkSteps / Weight::kTerms);
+}
 constexpr int64_t kScaleSteps = format::kFp8Block / kSplitColumns;
 // For one block of tokens weights are unpacked step by step, so many ahead of the products: memory is read
 // all the time, and tiles are loaded some time after they were written, when that is fast.
@@ -74,13 +79,22 @@ struct ActTiles {
 };
 
 struct Scratch {
-  alignas(64) std::byte acts[kBlocksPerPass * kChunkSteps * kMaxSplitTerms][kTileBytes];
-  alignas(64) std::byte weights[kPanelsPerPass][kChunkSteps][kTileBytes];
+  alignas(64) std::byte acts[kBlocksPerPass * kMaxChunkSteps][kTileBytes];
+  alignas(64) std::byte weights[kPanelsPerPass][kMaxChunkSteps][kTileBytes];
   alignas(64) float totals[kBlocksPerPass][kPanelsPerPass][kTileFloats];
   alignas(64) float sums[2][4][kTileFloats];
 };
 
 constexpr int64_t steps_of(int64_t columns) noexcept { return (columns + kSplitColumns - 1) / kSplitColumns; }
+
+// Where the totals of one or two blocks and panels stand, in floats.
+struct Place {
+  float* first;
+  int64_t block, panel, row;  // distances
+
+  float* tile(int b, int p) const noexcept { return first + b * block + p * panel; }
+  int64_t row_bytes() const noexcept { return row * static_cast<int64_t>(sizeof(float)); }
+};
 
 // The tokens and panels whose totals stand in Scratch.
 struct Pass {
@@ -91,6 +105,17 @@ struct Pass {
   int64_t blocks() const noexcept { return (num_tokens + kTileRows - 1) / kTileRows; }
   int64_t block_tokens(int64_t block) const noexcept {
     return std::min(kTileRows, num_tokens - block * kTileRows);
+  }
+  // Whether the last totals may go straight to the outputs: whole tiles, and no scale is left to apply.
+  template <class Weight>
+  bool stores_directly() const noexcept {
+    return Weight::kScaling != Scaling::kPerRow &&
+           (first_panel + num_panels) * kPanelRows <= args.shape.out_features;
+  }
+  Place out_of(int64_t block, int64_t panel) const noexcept {
+    return {args.out + (first_token + block * kTileRows) * args.out_stride +
+                (first_panel - args.panel_begin + panel) * kPanelRows,
+            kTileRows * args.out_stride, kPanelRows, args.out_stride};
   }
 };
 
@@ -157,17 +182,11 @@ struct Product {
   const std::byte* weights;  // tiles of the first panel
   int64_t weight_panel;      // bytes to those of the second one
   int64_t steps;
-  bool first;     // of the chunks: there are no totals yet
-  float* totals;  // the tile of the first block and panel
+  bool first;      // of the chunks: there are no totals yet
+  Place from, to;  // totals before and after
   const float* scales[2];
   int64_t rows[2];  // of each block
 };
-
-// The total of a block and a panel.
-template <int Block, int Panel>
-inline float* total_of(const Product& p) noexcept {
-  return p.totals + (Block * kPanelsPerPass + Panel) * kTileFloats;
-}
 
 // Sums that await their scale. They are added after the next products have begun: memory that a tile store
 // wrote can be read only some time after the store.
@@ -178,18 +197,20 @@ struct Pending {
   bool first = false;
   float scale[2] = {};
   int64_t rows[2] = {};  // of each block
-  float* totals = nullptr;
+  Place from = {}, to = {};
 
   void add() noexcept {
     for (int b = 0; b < blocks; ++b)
       for (int p = 0; p < panels; ++p)
-        add_one(buffers[buffer][sum_tile(b, p)], Vec::set1(scale[p]),
-                totals + (b * kPanelsPerPass + p) * kTileFloats, rows[b]);
+        add_one(buffers[buffer][sum_tile(b, p)], Vec::set1(scale[p]), from.tile(b, p), to.tile(b, p),
+                rows[b]);
     blocks = 0;
   }
-  void add_one(const float* sum, Vec factor, float* total, int64_t num_rows) const noexcept {
-    for (int64_t i = 0; i < num_rows * kPanelRows; i += kPanelRows)
-      Vec::fma(Vec::load(sum + i), factor, first ? Vec::zero() : Vec::load(total + i)).store(total + i);
+  void add_one(const float* sum, Vec factor, const float* total, float* out,
+               int64_t num_rows) const noexcept {
+    for (int64_t m = 0; m < num_rows; ++m, sum += kPanelRows)
+      Vec::fma(Vec::load(sum), factor, first ? Vec::zero() : Vec::load(total + m * from.row))
+          .store(out + m * to.row);
   }
 };
 
@@ -202,14 +223,14 @@ struct Zero {
 template <int B, int P>
 struct LoadTotal {
   static void run(const Product& p, float (*)[kTileFloats]) noexcept {
-    tile_load<sum_tile(B, P)>(total_of<B, P>(p), kTileRowBytes);
+    tile_load<sum_tile(B, P)>(p.from.tile(B, P), p.from.row_bytes());
   }
 };
 
 template <int B, int P>
 struct StoreTotal {
   static void run(const Product& p, float (*)[kTileFloats]) noexcept {
-    tile_store<sum_tile(B, P)>(total_of<B, P>(p), kTileRowBytes);
+    tile_store<sum_tile(B, P)>(p.to.tile(B, P), p.to.row_bytes());
   }
 };
 
@@ -238,8 +259,8 @@ inline void each_sum(const Product& p, float (*sums)[kTileFloats] = nullptr) noe
 // 32 columns.
 template <int64_t Terms, int Blocks, int Panels>
 inline void multiply_step(const Product& p, const std::byte* acts, const std::byte* weights) noexcept {
-  tile_load<weight_tile(0)>(weights, kTileRowBytes);
-  if constexpr (Panels > 1) tile_load<weight_tile(1)>(weights + p.weight_panel, kTileRowBytes);
+  tile_load_once<weight_tile(0)>(weights, kTileRowBytes);
+  if constexpr (Panels > 1) tile_load_once<weight_tile(1)>(weights + p.weight_panel, kTileRowBytes);
 #pragma GCC unroll 4
   for (int64_t term = 0; term < Terms; ++term, acts += p.layout.term) {
     tile_load<act_tile(0)>(acts, p.layout.stride);
@@ -267,7 +288,8 @@ inline void end_sums(const Product& p, int64_t block, Pending& pending) noexcept
   pending.add();
   pending.buffer ^= 1;
   each_sum<Blocks, Panels, StoreSum>(p, pending.buffers[pending.buffer]);
-  pending.totals = p.totals;
+  pending.from = p.from;
+  pending.to = (block + 1) * kScaleSteps < p.steps ? p.from : p.to;
   pending.blocks = Blocks;
   pending.panels = Panels;
   pending.first = p.first && block == 0;
@@ -348,13 +370,16 @@ Product product_of(const Pass& pass, const Steps& steps, const ActTiles& layout,
   const int64_t panel_bytes = format::panel_bytes(Weight::kFormat, pass.args.shape.in_features);
   const std::byte* weights = Weight::kInPlace ? panel_of<Weight>(pass, panel) + Weight::offset(steps.first)
                                               : scratch.weights[panel][0];
+  const Place totals{scratch.totals[block][panel], kPanelsPerPass * kTileFloats, kTileFloats, kPanelRows};
+  const bool last = steps.first + steps.count == steps_of(pass.args.shape.in_features);
   Product p{layout.first + block * layout.block,
             layout,
             weights,
-            Weight::kInPlace ? panel_bytes : kChunkSteps * kTileBytes,
+            Weight::kInPlace ? panel_bytes : kMaxChunkSteps * kTileBytes,
             steps.count,
             steps.first == 0,
-            scratch.totals[block][panel],
+            totals,
+            last && pass.stores_directly<Weight>() ? pass.out_of(block, panel) : totals,
             {},
             {pass.block_tokens(block), pass.block_tokens(block + 1)}};
   if constexpr (kBlockScaled<Weight>)
@@ -437,7 +462,8 @@ template <class Weight>
 void multiply_pass(const Pass& pass, Scratch& scratch) noexcept {
   Pending pending{scratch.sums};
   const bool few = pass.num_tokens <= kTileRows;
-  const int64_t width = few ? kBlocksPerPass * kChunkSteps : kChunkSteps;
+  const int64_t width =
+      few ? kBlocksPerPass * kMaxChunkSteps / Weight::kTerms : chunk_steps<Weight>(pass.num_tokens);
   const int64_t all = steps_of(pass.args.shape.in_features);
   for (int64_t s = 0; s < all; s += width) {
     const Steps steps{s, std::min(width, all - s)};
@@ -447,7 +473,7 @@ void multiply_pass(const Pass& pass, Scratch& scratch) noexcept {
       multiply_chunk<Weight>(pass, steps, scratch, pending);
   }
   pending.add();
-  store_totals<Weight>(pass, scratch);
+  if (!pass.stores_directly<Weight>()) store_totals<Weight>(pass, scratch);
 }
 
 template <class Weight>

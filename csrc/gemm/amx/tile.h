@@ -44,6 +44,12 @@ inline void tile_load(const void* first_row, int64_t stride) noexcept {
   __asm__ volatile("tileloadd (%1,%2,1), %%tmm%c0" : : "i"(T), "r"(first_row), "r"(stride) : "memory");
 }
 
+// The same for rows that are not read again soon: they are left in the L2 cache.
+template <int T>
+inline void tile_load_once(const void* first_row, int64_t stride) noexcept {
+  __asm__ volatile("tileloaddt1 (%1,%2,1), %%tmm%c0" : : "i"(T), "r"(first_row), "r"(stride) : "memory");
+}
+
 template <int T>
 inline void tile_store(void* first_row, int64_t stride) noexcept {
   __asm__ volatile("tilestored %%tmm%c0, (%1,%2,1)" : : "i"(T), "r"(first_row), "r"(stride) : "memory");
