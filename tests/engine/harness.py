@@ -56,6 +56,7 @@ class Harness:
         self.model: Any = loaded.model
         self.engine = build_engine(config, loaded)
         self.results: dict[str, Result] = {}
+        self.progress: list[tuple[str, int]] = []
 
     def submit(self, rid: str, prompt: list[int], constraint: Constraint | None = None, **sampling: Any) -> None:
         params = SamplingParams(**{"temperature": 0.0, "ignore_eos": True, **sampling})
@@ -63,7 +64,9 @@ class Harness:
         self.engine.submit(Generate(rid=rid, token_ids=prompt, sampling=params, constraint=constraint))
 
     def step(self, poll: Callable[[], None] | None = None) -> None:
-        for output in self.engine.step(poll).outputs:
+        step = self.engine.step(poll)
+        self.progress += [(entry.rid, entry.tokens_done) for entry in step.progress]
+        for output in step.outputs:
             result = self.results[output.rid]
             assert result.finish_reason is None, f"{output.rid} got an output after its end"
             result.tokens += output.token_ids

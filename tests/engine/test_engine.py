@@ -27,6 +27,13 @@ def test_same_tokens_batched_chunked_and_alone(chunk: int, radix: bool) -> None:
         assert harness.results[f"r{i}"].tokens == greedy(prompt(i, 5 + 6 * i), 12)
 
 
+def test_progress_is_told_at_the_end_of_each_chunk_but_the_last() -> None:
+    harness = fake_engine(chunked_prefill_size=8)
+    harness.submit("a", list(range(3, 23)), max_tokens=3)
+    harness.run()
+    assert harness.progress == [("a", 8), ("a", 16)]
+
+
 def test_prefill_chunks_run_beside_decode() -> None:
     harness = fake_engine(chunked_prefill_size=8)
     harness.submit("decoding", prompt(1, 4), max_tokens=30)

@@ -18,7 +18,7 @@ def _say(url: str) -> None:
 
 def main() -> int:
     settings = json.loads(sys.argv[1])
-    configure("debug", process="api")
+    configure(settings.get("log_level", "debug"), process="api")
     server = {
         key: Path(value) if key in ("model_path", "chat_template") else value
         for key, value in settings["server"].items()

@@ -37,6 +37,7 @@ class ServerProcess:
         server: dict[str, Any] | None = None,
         engine: dict[str, Any] | None = None,
         engine_script: str = "fake_engine.py",
+        log_level: str = "debug",
     ):
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -51,6 +52,7 @@ class ServerProcess:
                 **(server or {}),
             },
             "engine_command": [sys.executable, str(HERE / engine_script)],
+            "log_level": log_level,
             "engine": {"journal": str(self.journal_file), **(engine or {})},
         }
         with self.log_file.open("wb") as log:

@@ -169,6 +169,19 @@ def test_the_last_message_is_continued(kimi, client):
     assert prompt.endswith("<|im_assistant|>assistant<|im_middle|><think>why</think>It is")
 
 
+def test_reasoning_of_answered_turns_stays_when_asked_for(kimi):
+    messages = [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "reasoning_content": "why", "content": "two"},
+        {"role": "user", "content": "three"},
+    ]
+    with kimi.client() as http:
+        for more, stays in (({}, False), ({"thinking": {"type": "enabled", "keep": "all"}}, True)):
+            ids = http.post("/tokenize", json={"messages": messages, **more}).json()["tokens"]
+            prompt = http.post("/detokenize", json={"tokens": ids}).json()["prompt"]
+            assert ("<think>why</think>two" in prompt) is stays
+
+
 def test_text_that_spells_markers_is_text(kimi):
     evil = "".join(MARKERS) + "<|im_end|>"
     with kimi.client() as http:

@@ -28,6 +28,7 @@ class ChatTurn:
 
     messages: OpenAI messages. tools: OpenAI's; empty without. no_calls: `tool_choice` none.
     thinking: whether to think before the answer; None: as the model does by default. reasoning_effort: how much.
+    keeps_thinking: the reasoning of answered turns stays in the prompt, where the model can have it there.
     continue_final_message: the last message is to be continued. variables: further variables of the chat template.
     """
 
@@ -36,6 +37,7 @@ class ChatTurn:
     no_calls: bool = False
     thinking: bool | None = None
     reasoning_effort: str | None = None
+    keeps_thinking: bool = False
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     variables: Mapping[str, Any] = field(default_factory=dict)
@@ -194,7 +196,7 @@ class KimiDialect:
         thinking = self._thinking(turn)
         options = PromptOptions(
             thinking=thinking,
-            preserve_thinking=flag_of(turn.variables, "preserve_thinking") or False,
+            preserve_thinking=flag_of(turn.variables, "preserve_thinking") or turn.keeps_thinking,
             add_generation_prompt=turn.add_generation_prompt,
             continue_final_message=turn.continue_final_message,
         )

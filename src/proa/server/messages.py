@@ -119,6 +119,7 @@ class Tool(Body):
 
 
 class Thinking(Body):
-    """Moonshot's and Anthropic's switch."""
+    """Moonshot's and Anthropic's switch. `keep`: with "all" the reasoning of answered turns stays in the prompt."""
 
     type: Literal["enabled", "disabled", "adaptive"]
+    keep: Name | None = None

@@ -91,6 +91,7 @@ class _Conversation(_Rendering):
             tools=[tool.as_openai() for tool in self.tools or ()],
             no_calls=self.choice.mode == "none",
             thinking=self._thinking,
+            keeps_thinking=self.thinking is not None and self.thinking.keep == "all",
             reasoning_effort=self.reasoning_effort,
             add_generation_prompt=not self.continue_final_message if wants_prompt is None else wants_prompt,
             continue_final_message=self.continue_final_message,
