@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 from proa.kernels import decode_attention, experts, linear, prefill_attention
+from proa.kernels.row_products import RowTiles
 from proa.kernels.weight_tiles import kind_of, panel_bytes
 
 DEVICE = torch.device("cuda")
@@ -86,6 +87,8 @@ class Run:
 
 
 def vars_of(config: object) -> list[object]:
+    if isinstance(config, tuple):
+        return [value for part in config for value in vars_of(part)]
     fields = getattr(config, "__dataclass_fields__", None)
     return ["chosen"] if fields is None else [getattr(config, name) for name in fields]
 
@@ -196,18 +199,19 @@ def random_rows(weight_format: str, out_features: int, in_features: int) -> tupl
 
 
 def bench_linear(run: Run) -> None:
-    tiles = linear.LinearTiles
-    sizes = ((16, 128, 4, 4), (16, 256, 4, 4), (32, 128, 4, 4), (32, 256, 4, 3), (16, 256, 2, 4), (64, 128, 4, 4))
-    few = [tiles(16, *size) for size in sizes]
+    rows = [RowTiles(*size) for size in ((16, 1024, 4), (8, 512, 4), (32, 512, 4), (16, 512, 2), (8, 1024, 2))]
+    tiles = [
+        linear.LinearTiles(16, *size) for size in ((32, 256, 4, 3), (64, 128, 8, 4), (64, 64, 4, 5), (128, 128, 8, 3))
+    ]
     for weight_format in ("bf16", "int4_g32", "fp8_block128", "mxfp4"):
         for out_features, in_features in ((2112, 7168), (7168, 8192)):
             weights = [random_rows(weight_format, out_features, in_features)]
             size = sum(t.nbytes for t in weights[0] if t is not None)
             weights += [random_rows(weight_format, out_features, in_features) for _ in range(min(15, COLD // size))]
-            for tokens in (1, 16):
+            for tokens in (1, 4, 16):
                 x = torch.randn(tokens, in_features, device=DEVICE)
                 out = torch.empty(tokens, out_features, device=DEVICE)
-                others = few if tokens == 1 or weight_format == "bf16" else []
+                others = rows if tokens == 1 else tiles if tokens == 16 else []
                 for config in run.candidates(others):
                     calls = [
                         lambda d=d, s=s, c=config: linear.linear(x, d, s, out, weight_format=weight_format, tiles=c)
@@ -260,9 +264,13 @@ def routed(tokens: int, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def bench_decode_experts(run: Run) -> None:
-    tiles = experts.ExpertTiles
-    sizes = ((32, 128, 4, 4), (32, 256, 4, 4), (64, 128, 4, 4), (64, 256, 4, 3), (32, 256, 2, 4), (128, 128, 4, 3))
-    configs = [tiles(16, *size) for size in sizes]
+    sizes = (
+        ((32, 1024, 4), (16, 1024, 4)),
+        ((64, 512, 4), (32, 512, 4)),
+        ((32, 256, 2), (16, 256, 2)),
+        ((32, 512, 2), (16, 512, 2)),
+    )
+    configs = [(RowTiles(*first), RowTiles(*second)) for first, second in sizes]
     for weight_format in ("int4_g32", "fp8_block128", "bf16", "mxfp4"):
         num_experts = NUM_EXPERTS if weight_format == "int4_g32" else 64
         fmt, arena, table = random_experts(weight_format, num_experts)
@@ -272,10 +280,10 @@ def bench_decode_experts(run: Run) -> None:
             scratch = experts.ExpertScratch(tokens, TOP_K, num_experts, fmt, DEVICE)
             batches = [routed(tokens, num_experts) for _ in range(4)]
             hit = statistics.mean(len(ids.unique()) for ids, _ in batches)
-            for config in run.candidates(configs if weight_format == "int4_g32" and tokens == 1 else configs[:3]):
+            for config in run.candidates(configs if tokens == 1 else []):
                 calls = [
                     lambda i=i, w=w, c=config: experts.grouped_experts(
-                        x, i, w, arena, table, fmt, out, scratch, tiles=c and (c, c)
+                        x, i, w, arena, table, fmt, out, scratch, tiles=c
                     )
                     for i, w in batches
                 ]

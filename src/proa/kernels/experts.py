@@ -1,7 +1,8 @@
 """Routed experts on the GPU: one grouped product for gate and up, one for down, over experts in the CPU's layout.
 
-Few tokens are bound by reading experts: activations keep two bf16 terms. Many tokens are bound by arithmetic: one term,
-and what the products hand over is bf16. Weights become bf16 inside the products; docs of `linear` apply.
+Few tokens are bound by reading experts: each (token, slot) pair is a product of its own, in float32. Many tokens are
+bound by arithmetic: pairs are sorted by expert, weights and activations become bf16 for the tensor cores, and so does
+what one product hands to the next.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from proa.kernels.activation import activate, gating_code
 from proa.kernels.expert_blocks import ExpertBlocks
 from proa.kernels.linear import multiply
+from proa.kernels.row_products import RowTiles, row_product
 from proa.kernels.triton_import import INTERPRETED, jit, next_power_of_2, tl
 from proa.kernels.weight_tiles import WeightKind, kind_of, load_scales, load_words, panel_bytes, tile_values
 
@@ -72,7 +74,7 @@ class ExpertScratch:
         self.max_tokens, self.top_k = max_tokens, top_k
         self.exact = exact or INTERPRETED or fmt.gate_up == "f32" or fmt.down == "f32"
         pairs, few = max_tokens * top_k, min(max_tokens, FEW_TOKENS) * top_k
-        item = 4 if self.exact else 2
+        item = 4 if self.exact else 2  # few tokens hand over float32
         self.blocks = ExpertBlocks(pairs, num_experts, 128, device)
         self._hidden, self._joined, self._terms = (
             torch.zeros(size, dtype=torch.uint8, device=device)
@@ -116,7 +118,7 @@ def grouped_experts(
     scratch: ExpertScratch,
     *,
     accumulate: bool = False,
-    tiles: tuple[ExpertTiles, ExpertTiles] | None = None,
+    tiles: tuple[ExpertTiles, ExpertTiles] | tuple[RowTiles, RowTiles] | None = None,
 ) -> None:
     """`out[t] = sum over slots of weights[t, s] * down(activation(gate(x[t]), up(x[t])))` of the experts on this GPU.
 
@@ -128,60 +130,139 @@ def grouped_experts(
     tokens = x.shape[0]
     if tokens == 0:
         return
-    many = tokens > FEW_TOKENS and not scratch.exact
-    tiles = tiles or _choose(tokens, exact=scratch.exact)
-    if many and x.dtype != torch.bfloat16:
-        x = scratch.one_term(x)
     hidden, joined = scratch.buffers(tokens, fmt)
+    tiles = tiles or _choose(tokens, exact=scratch.exact)
+    if isinstance(tiles[0], RowTiles):
+        _few(x, ids, weights, arena, table, fmt, hidden, joined, tiles)
+    else:
+        _many(x, ids, weights, arena, table, fmt, hidden, joined, scratch, tiles)
+    columns = min(_REDUCE_COLUMNS, next_power_of_2(fmt.hidden))
+    _sum_slots[(tokens, -(-fmt.hidden // columns))](
+        joined, ids, table, out, fmt.hidden, joined.stride(0), out.stride(0), table.stride(0),
+        TOP_K=ids.shape[1], ACCUMULATE=accumulate, COLUMNS=columns, num_warps=4,
+    )  # fmt: skip
+
+
+def _few(
+    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, arena: torch.Tensor, table: torch.Tensor,
+    fmt: ExpertFormat, hidden: torch.Tensor, joined: torch.Tensor, tiles: tuple[RowTiles, RowTiles],
+) -> None:  # fmt: skip
+    """Writes the rows of `joined`, in a launch for gate and up and one for down."""
+    base, pairs = arena.view(torch.int32), ids.numel()
+    _row[(-(-2 * fmt.intermediate // tiles[0].block_n), pairs)](
+        x, base, table, ids, weights, hidden, fmt.intermediate, fmt.hidden, panel_bytes(fmt.gate_up, fmt.hidden) // 4,
+        ids.shape[1], x.stride(0), hidden.stride(0), table.stride(0), fmt.limit, fmt.alpha,
+        GATING=gating_code(fmt.gating), DOWN=False, **_constants(kind_of(fmt.gate_up), tiles[0]),
+    )  # fmt: skip
+    _row[(-(-fmt.hidden // tiles[1].block_n), pairs)](
+        hidden, base, table, ids, weights, joined, fmt.hidden, fmt.intermediate,
+        panel_bytes(fmt.down, fmt.intermediate) // 4, ids.shape[1], hidden.stride(0), joined.stride(0),
+        table.stride(0), fmt.limit, fmt.alpha, GATING=0, DOWN=True, **_constants(kind_of(fmt.down), tiles[1]),
+    )  # fmt: skip
+
+
+def _many(
+    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, arena: torch.Tensor, table: torch.Tensor,
+    fmt: ExpertFormat, hidden: torch.Tensor, joined: torch.Tensor, scratch: ExpertScratch,
+    tiles: tuple[ExpertTiles, ExpertTiles],
+) -> None:  # fmt: skip
+    """The same over pairs sorted by expert."""
+    if not scratch.exact and x.dtype != torch.bfloat16:
+        x = scratch.one_term(x)
     blocks = scratch.blocks.sort(ids, table, tiles[0].block_m)
     base = arena.view(torch.int32)
     shared = (scratch.blocks.pairs, scratch.blocks.expert, scratch.blocks.rows)
-    gate_up, down = kind_of(fmt.gate_up), kind_of(fmt.down)
-    top_k = ids.shape[1]
     _product[(-(-2 * fmt.intermediate // tiles[0].block_n), blocks)](
         x, base, table, weights, hidden, *shared, fmt.intermediate, fmt.hidden,
-        panel_bytes(fmt.gate_up, fmt.hidden) // 4, top_k, x.stride(0), hidden.stride(0), table.stride(0),
+        panel_bytes(fmt.gate_up, fmt.hidden) // 4, ids.shape[1], x.stride(0), hidden.stride(0), table.stride(0),
         fmt.limit, fmt.alpha, GATING=gating_code(fmt.gating), DOWN=False,
-        **_constants(gate_up, tiles[0], exact=scratch.exact, terms=1 if many or x.dtype == torch.bfloat16 else 2),
+        BLOCK_M=tiles[0].block_m, EXACT=scratch.exact, num_stages=tiles[0].num_stages,
+        **_constants(kind_of(fmt.gate_up), tiles[0]),
     )  # fmt: skip
     _product[(-(-fmt.hidden // tiles[1].block_n), blocks)](
         hidden, base, table, weights, joined, *shared, fmt.hidden, fmt.intermediate,
-        panel_bytes(fmt.down, fmt.intermediate) // 4, top_k, hidden.stride(0), joined.stride(0), table.stride(0),
-        fmt.limit, fmt.alpha, GATING=0, DOWN=True,
-        **_constants(down, tiles[1], exact=scratch.exact, terms=1 if many else 2),
-    )  # fmt: skip
-    _sum_slots[(tokens, -(-fmt.hidden // _REDUCE_COLUMNS))](
-        joined, ids, table, out, fmt.hidden, joined.stride(0), out.stride(0), table.stride(0),
-        TOP_K=top_k, ACCUMULATE=accumulate, COLUMNS=min(_REDUCE_COLUMNS, next_power_of_2(fmt.hidden)), num_warps=4,
+        panel_bytes(fmt.down, fmt.intermediate) // 4, ids.shape[1], hidden.stride(0), joined.stride(0),
+        table.stride(0), fmt.limit, fmt.alpha, GATING=0, DOWN=True,
+        BLOCK_M=tiles[1].block_m, EXACT=scratch.exact, num_stages=tiles[1].num_stages,
+        **_constants(kind_of(fmt.down), tiles[1]),
     )  # fmt: skip
 
 
-def _constants(kind: WeightKind, tiles: ExpertTiles, *, exact: bool, terms: int) -> dict[str, int | bool]:
+def _constants(kind: WeightKind, tiles: ExpertTiles | RowTiles) -> dict[str, int]:
     return {
         "KIND": kind.code,
         "GROUPS": kind.groups,
         "SCALE_BYTES": kind.scale_bytes,
-        "EXACT": exact,
-        "TERMS": terms,
-        "BLOCK_M": tiles.block_m,
         "BLOCK_N": tiles.block_n,
         "BLOCK_K": tiles.block_k,
         "num_warps": tiles.num_warps,
-        "num_stages": tiles.num_stages,
     }
 
 
-def _choose(tokens: int, *, exact: bool) -> tuple[ExpertTiles, ExpertTiles]:
-    """Tiles of the first and the second product, of one block_m."""
+def _choose(tokens: int, *, exact: bool) -> tuple[ExpertTiles, ExpertTiles] | tuple[RowTiles, RowTiles]:
+    """Tiles of the first and the second product."""
+    if tokens <= FEW_TOKENS:
+        return (
+            (RowTiles(64, 128, 1), RowTiles(64, 128, 1))
+            if INTERPRETED
+            else (RowTiles(32, 512, 4), RowTiles(16, 512, 4))
+        )
     if INTERPRETED:
         return ExpertTiles(16, 64, 128, 1, 1), ExpertTiles(16, 64, 128, 1, 1)
     if exact:
         return ExpertTiles(16, 32, 64, 4, 2), ExpertTiles(16, 32, 64, 4, 2)
-    if tokens <= FEW_TOKENS:
-        return ExpertTiles(16, 32, 128, 4, 4), ExpertTiles(16, 32, 128, 4, 4)
     if tokens <= 1024:
         return ExpertTiles(64, 128, 64, 4, 3), ExpertTiles(64, 128, 64, 4, 3)
     return ExpertTiles(128, 128, 64, 4, 3), ExpertTiles(128, 128, 64, 4, 3)
+
+
+@jit
+def _row(
+    x,
+    arena,
+    table,
+    ids,
+    weights,
+    out,
+    out_features,
+    in_features,
+    panel_words,
+    top_k,
+    x_row,
+    out_row,
+    table_row,
+    limit,
+    alpha,
+    GATING: tl.constexpr,
+    DOWN: tl.constexpr,
+    KIND: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SCALE_BYTES: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    pair = tl.program_id(1)
+    expert = tl.load(ids + pair)
+    place = table + expert.to(tl.int64) * table_row
+    first = tl.load(place, mask=expert >= 0, other=-1)
+    if first < 0:
+        return
+    WIDTH: tl.constexpr = BLOCK_N if DOWN else BLOCK_N // 2  # columns of the result
+    n = tl.program_id(0) * WIDTH
+    row = x + (pair if DOWN else pair // top_k).to(tl.int64) * x_row
+    begin = tl.multiple_of(tl.load(place + (2 if DOWN else 0)) // 4, 16)
+    other = tl.multiple_of(tl.load(place + 1) // 4 - begin, 16)
+    sums = row_product(
+        row, arena + begin, arena, other, n, out_features, in_features, panel_words, 0,
+        KIND, GROUPS, SCALE_BYTES, True, not DOWN, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
+    if DOWN:
+        result = sums * tl.load(weights + pair)
+    else:
+        gate, up = sums.reshape(2, WIDTH).permute(1, 0).split()
+        result = activate(gate, up, limit, alpha, GATING)
+    column = n + tl.arange(0, WIDTH)
+    tl.store(out + pair.to(tl.int64) * out_row + column, result.to(out.dtype.element_ty), mask=column < out_features)
 
 
 @jit
@@ -209,7 +290,6 @@ def _product(
     GROUPS: tl.constexpr,
     SCALE_BYTES: tl.constexpr,
     EXACT: tl.constexpr,
-    TERMS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -247,7 +327,7 @@ def _product(
             data, data, other, n, k + BLOCK_K, out_features, in_features, panel_words, 0,
             KIND, GROUPS, SCALE_BYTES, True, PAIRED, BLOCK_N, BLOCK_K,
         )  # fmt: skip
-        acc = multiply(a, tile_values(words, scale, KIND, True, operand), acc, EXACT, TERMS)
+        acc = multiply(a, tile_values(words, scale, KIND, True, operand), acc, EXACT, 1)
         scale = next_scale
     if DOWN:
         result = acc * tl.load(weights + pair, mask=inside, other=0.0)[:, None]

@@ -1,8 +1,8 @@
 """Linear layers over weights in the formats of checkpoints.
 
-Few tokens are bound by reading the weight: float32 activations become two bf16 terms (16 bits of mantissa), which costs
-no time there. Many tokens are bound by arithmetic: one term. Float32 weights, and any with `exact`, are multiplied in
-float32.
+Few tokens are bound by reading the weight: up to four are multiplied in float32, one by one, up to 16 on tensor cores
+with float32 activations as two bf16 terms (16 bits of mantissa). Many tokens are bound by arithmetic: one term. Float32
+weights, and any with `exact`, are multiplied in float32.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from dataclasses import dataclass
 
 import torch
 
+from proa.kernels.row_products import RowTiles, row_product
 from proa.kernels.triton_import import INTERPRETED, jit, tl
 from proa.kernels.weight_tiles import as_words, kind_of, load_scales, load_words, tile_values
 
 __all__ = ["LinearTiles", "linear"]
 
 _FEW_TOKENS = 16
+_ROW_TOKENS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ def linear(
     bias: torch.Tensor | None = None,
     accumulate: bool = False,
     exact: bool = False,
-    tiles: LinearTiles | None = None,
+    tiles: LinearTiles | RowTiles | None = None,
 ) -> None:
     """`out = x @ W.T + bias`, with `accumulate` added to `out`.
 
@@ -58,42 +60,50 @@ def linear(
     exact = exact or INTERPRETED or weight_format == "f32"
     tiles = tiles or _choose(tokens, exact)
     words = as_words(data)
-    grid = (-(-out_features // tiles.block_n), -(-tokens // tiles.block_m))
-    _linear[grid](
-        x,
-        words,
-        words if scales is None else scales.view(torch.uint8),
-        out,
-        out if bias is None else bias,
-        tokens,
+    operands = (x, words, words if scales is None else scales.view(torch.uint8), out, out if bias is None else bias)
+    sizes = (
         out_features,
         in_features,
         words.stride(0),
         0 if scales is None else scales.stride(0),
         x.stride(0),
         out.stride(0),
-        KIND=kind.code,
-        GROUPS=kind.groups,
-        SCALE_BYTES=kind.scale_bytes,
-        BIAS=bias is not None,
-        ACCUMULATE=accumulate,
+    )
+    constants = {
+        "KIND": kind.code,
+        "GROUPS": kind.groups,
+        "SCALE_BYTES": kind.scale_bytes,
+        "BIAS": bias is not None,
+        "ACCUMULATE": accumulate,
+        "BLOCK_N": tiles.block_n,
+        "BLOCK_K": tiles.block_k,
+        "num_warps": tiles.num_warps,
+    }
+    blocks = -(-out_features // tiles.block_n)
+    if isinstance(tiles, RowTiles):
+        _rows[(tokens, blocks)](*operands, *sizes, **constants)
+        return
+    _linear[(blocks, -(-tokens // tiles.block_m))](
+        *operands,
+        tokens,
+        *sizes,
         EXACT=exact,
         TERMS=2 if x.dtype == torch.float32 and tiles.block_m == 16 else 1,
         BLOCK_M=tiles.block_m,
-        BLOCK_N=tiles.block_n,
-        BLOCK_K=tiles.block_k,
-        num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
+        **constants,
     )
 
 
-def _choose(tokens: int, exact: bool) -> LinearTiles:
+def _choose(tokens: int, exact: bool) -> LinearTiles | RowTiles:
+    if tokens <= _ROW_TOKENS or (exact and tokens <= _FEW_TOKENS):
+        return RowTiles(64, 128, 1) if INTERPRETED else RowTiles(16, 512, 4)
     if INTERPRETED:
         return LinearTiles(16, 32, 64, 1, 1)
     if exact:
         return LinearTiles(16, 16, 128, 4, 3)
     if tokens <= _FEW_TOKENS:
-        return LinearTiles(16, 16, 128, 4, 4)
+        return LinearTiles(16, 64, 128, 4, 4)
     return LinearTiles(64, 128, 64, 4, 3) if tokens <= 64 else LinearTiles(128, 128, 64, 8, 3)
 
 
@@ -165,6 +175,43 @@ def _linear(
         acc += tl.load(bias + row, mask=row < out_features, other=0.0)[None, :]
     at = out + token[:, None] * out_token + row[None, :]
     valid = inside & (row < out_features)[None, :]
+    if ACCUMULATE:
+        acc += tl.load(at, mask=valid, other=0.0).to(tl.float32)
+    tl.store(at, acc.to(out.dtype.element_ty), mask=valid)
+
+
+@jit
+def _rows(
+    x,
+    data,
+    scales,
+    out,
+    bias,
+    out_features,
+    in_features,
+    row_words,
+    row_scales,
+    x_token,
+    out_token,
+    KIND: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SCALE_BYTES: tl.constexpr,
+    BIAS: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)  # neighbours read the same rows of the weight, from the L2
+    n = tl.program_id(1) * BLOCK_N
+    acc = row_product(
+        x + token * x_token, data, scales, 0, n, out_features, in_features, row_words, row_scales,
+        KIND, GROUPS, SCALE_BYTES, False, False, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
+    row = n + tl.arange(0, BLOCK_N)
+    valid = row < out_features
+    if BIAS:
+        acc += tl.load(bias + row, mask=valid, other=0.0)
+    at = out + token * out_token + row
     if ACCUMULATE:
         acc += tl.load(at, mask=valid, other=0.0).to(tl.float32)
     tl.store(at, acc.to(out.dtype.element_ty), mask=valid)

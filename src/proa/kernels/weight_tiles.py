@@ -123,7 +123,7 @@ def _fp8_panel_words(n, other, BLOCK_N: tl.constexpr, PAIRED: tl.constexpr):
 def load_words(
     data, other, n, k, valid_n, columns, row_words, KIND: tl.constexpr, GROUPS: tl.constexpr,
     SCALE_BYTES: tl.constexpr, PANELS: tl.constexpr, PAIRED: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    BLOCK_K: tl.constexpr, VECTOR: tl.constexpr = 2,
 ):  # fmt: skip
     """The words of a tile of BLOCK_N rows from `n` on and columns `k + arange(BLOCK_K)`, zeros outside.
 
@@ -148,8 +148,8 @@ def load_words(
         else:
             inner = word * 16
         at = shift + row // 16 * row_words.to(tl.int64) + inner + row % 16
-        # Two rows a thread: with four, lanes would write their values to fewer banks.
-        at = tl.max_contiguous(at, [2, 1])
+        # VECTOR rows a thread. On the way to shared memory two: with four, lanes would write to fewer banks.
+        at = tl.max_contiguous(at, [VECTOR, 1])
     else:
         row = n + tl.arange(0, BLOCK_N)[:, None]
         word = k // PER_WORD + tl.arange(0, BLOCK_K // PER_WORD)[None, :]
@@ -179,7 +179,7 @@ def _block_scales(
 def _group_scales(
     data, scales, other, n, k, valid_n, columns, row_words, row_scales, GROUPS: tl.constexpr,
     SCALE_BYTES: tl.constexpr, PANELS: tl.constexpr, PAIRED: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    BLOCK_K: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
     """Of formats with groups of 32 columns: one for each word, int32, shaped as the words."""
     if PANELS:
@@ -190,7 +190,7 @@ def _group_scales(
         codes = tl.minimum(GROUPS, columns // 32 - group // GROUPS * GROUPS) * 256
         at = (shift + row // 16 * row_words.to(tl.int64)) * 4 + group // GROUPS * SUPER_BYTES + codes
         at += (group % GROUPS * 16 + row % 16) * SCALE_BYTES
-        at = tl.max_contiguous(at, [2 * SCALE_BYTES, 1])  # laid out as the words
+        at = tl.max_contiguous(at, [VECTOR * SCALE_BYTES, 1])  # laid out as the words
         base = data.to(tl.pointer_type(tl.uint8))
         inside = (row < valid_n) & (word * 8 < columns)
     else:
@@ -210,7 +210,7 @@ def _group_scales(
 def load_scales(
     data, scales, other, n, k, valid_n, columns, row_words, row_scales, KIND: tl.constexpr, GROUPS: tl.constexpr,
     SCALE_BYTES: tl.constexpr, PANELS: tl.constexpr, PAIRED: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    BLOCK_K: tl.constexpr, VECTOR: tl.constexpr = 2,
 ):  # fmt: skip
     """The int32 bits of the scales of a tile, for tile_values; of fp8_block128, BLOCK_K divides 128.
 
@@ -226,7 +226,7 @@ def load_scales(
     else:
         bits = _group_scales(
             data, scales, other, n, k, valid_n, columns, row_words, row_scales,
-            GROUPS, SCALE_BYTES, PANELS, PAIRED, BLOCK_N, BLOCK_K,
+            GROUPS, SCALE_BYTES, PANELS, PAIRED, BLOCK_N, BLOCK_K, VECTOR,
         )  # fmt: skip
     return bits
 

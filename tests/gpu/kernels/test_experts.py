@@ -93,7 +93,7 @@ def check(experts: Experts, device: torch.device, tokens: int, *, exact: bool = 
     grouped_experts(x, ids, weights, experts.arena, experts.table, experts.fmt, out, scratch)
     expected, size = experts.expected(x, ids.cpu(), weights.cpu())
     # Roundings of float32 sums; on tensor cores of weights, of many tokens' activations and of what is handed over.
-    error = (HIDDEN + INTERMEDIATE + 32) * 2.0**-24 if scratch.exact else 6 * 2.0**-9
+    error = (HIDDEN + INTERMEDIATE + 32) * 2.0**-24 if scratch.exact or tokens <= 16 else 6 * 2.0**-9
     assert ((out.double().cpu() - expected).abs() <= size * error).all()
     again = out.clone()
     grouped_experts(x, ids, weights, experts.arena, experts.table, experts.fmt, again, scratch, accumulate=True)
@@ -109,7 +109,7 @@ def test_panel_bytes_are_those_of_the_native_formats():
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize("tokens", [1, 16, 40, 1100] if GPU else [2])
+@pytest.mark.parametrize("tokens", [1, 16, 17, 40, 1100] if GPU else [2])
 def test_grouped_experts(device, pool, fmt, tokens):
     check(Experts.make(pool, device, fmt, fmt), device, tokens)
 
