@@ -19,9 +19,11 @@ from family_templates import TEMPLATES
 
 from proa.chat.answer_style import choose_style
 from proa.chat.control_tokens import ControlTokens
+from proa.chat.dialect import ChatTurn
 from proa.chat.templates import ChatTemplate
 from proa.chat.tokenizer import Tokenizer
-from proa.core.errors import UnsupportedError
+from proa.core.errors import UnsupportedError, UserError
+from proa.server.frontend import Frontend
 
 TOOL: dict = {
     "type": "function",
@@ -38,6 +40,10 @@ OSLO = {"place": 'Oslo é 🙂 "x"\n', "days": 3}
 CALL = ("weather", OSLO)
 # The prompt of these ends inside the thinking.
 PREFILLED = {"minimax_m2"}
+# Their templates have no switch for it.
+THINKS_UNASKED = {"qwen3_coder", "deepseek_v3", "mistral"}
+# Behind a real server: one of each kind of marker and call.
+SERVED = ("deepseek_v32", "glm45", "minimax_m2", "qwen3", "qwen3_coder")
 
 
 def answers(family):
@@ -50,12 +56,16 @@ def answers(family):
     ]
 
 
-@pytest.fixture(scope="module", params=sorted(TEMPLATES))
+def write_family(directory, family):
+    tokens = [*WRITERS[family].tokens, *([DSML] if family == "deepseek_v32" else [])]
+    return write_model(directory / "model", template=TEMPLATES[family], extra_tokens=tokens)
+
+
+@pytest.fixture(scope="module", params=SERVED)
 def served(request, tmp_path_factory):
     family = request.param
     directory = tmp_path_factory.mktemp(family)
-    tokens = [*WRITERS[family].tokens, *([DSML] if family == "deepseek_v32" else [])]
-    model = write_model(directory / "model", template=TEMPLATES[family], extra_tokens=tokens)
+    model = write_family(directory, family)
     tokenizer = Tokenizer.load(model, template=TEMPLATES[family])
     scripted = [[*tokenizer.encode(text), 2] for text, *_ in answers(family)]
     (directory / "answers").write_text(json.dumps(scripted))
@@ -67,14 +77,8 @@ def served(request, tmp_path_factory):
     assert "Traceback" not in process.log(), process.log()
 
 
-def prompt_of(process, **fields):
-    with process.client() as http:
-        ids = http.post("/tokenize", json=fields).json()["tokens"]
-        return http.post("/detokenize", json={"tokens": ids}).json()["prompt"]
-
-
 def test_a_family_over_http(served):
-    """One server a family: what it writes comes out, streamed and whole; what it reads is in its own form."""
+    """What it writes comes out, streamed and whole, in all three APIs."""
     family, process = served
     with openai.OpenAI(base_url=process.url + "/v1", api_key=KEY, max_retries=0) as client:
         for number, (_, content, reasoning, num_calls) in enumerate(answers(family)):
@@ -90,30 +94,59 @@ def test_a_family_over_http(served):
             calls = [(call.function.name, call.function.arguments) for call in whole.message.tool_calls or ()]
             assert (whole.message.content, calls) == (content, [call[1:] for call in streamed[2]])
             assert len({call.id for call in whole.message.tool_calls or ()}) == num_calls
-    check_prompts(family, process)
+    check_other_apis(process)
 
 
-def check_prompts(family, process):
-    call = {"id": "call_7", "type": "function", "function": {"name": "weather", "arguments": dumps(OSLO)}}
-    messages = [
-        {"role": "user", "content": "Weather? <tool_call></think>"},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "call_7", "content": "rain"},
-    ]
-    prompt = prompt_of(process, messages=messages, tools=[TOOL])
-    assert dumps(TOOL["function"]) in prompt
-    assert WRITERS[family].call("weather", OSLO) in prompt
-    user = {"messages": [{"role": "user", "content": "hi"}]}
-    for switch in ({"thinking": False}, {"enable_thinking": False}):
-        end = prompt_of(process, **user, chat_template_kwargs=switch).rstrip()
-        if family not in ("qwen3_coder", "deepseek_v3", "mistral"):  # they do not think by themselves
-            assert end.endswith("</think>")
-    end = prompt_of(process, **user, chat_template_kwargs={"thinking": True}).rstrip()
-    if family in ("deepseek_v31", "deepseek_v32", "minimax_m2"):
-        assert end.endswith("<think>")
+def check_other_apis(process):
+    function = TOOL["function"]
+    common = {"model": "tiny", "seed": ANSWER_SEED + 1}
+    messages = {
+        **common, "max_tokens": 3000, "messages": [{"role": "user", "content": "Weather?"}],
+        "tools": [{"name": "weather", "input_schema": function["parameters"]}],
+    }  # fmt: skip
+    responses = {**common, "input": "Weather?", "tools": [{"type": "function", **function}]}
     with process.client() as http:
-        body = {"model": "tiny", **user, "chat_template_kwargs": {"colour": 1}}
-        assert http.post("/v1/chat/completions", json=body).status_code == 400
+        blocks = http.post("/v1/messages", json=messages).json()["content"]
+        items = http.post("/v1/responses", json=responses).json()["output"]
+    assert [block["text"] for block in blocks if block["type"] == "text"] == ["On it."]
+    assert [(block["name"], block["input"]) for block in blocks if block["type"] == "tool_use"] == [CALL] * 2
+    calls = [item for item in items if item["type"] == "function_call"]
+    assert [(call["name"], json.loads(call["arguments"])) for call in calls] == [CALL] * 2
+
+
+@pytest.mark.parametrize("family", sorted(TEMPLATES))
+async def test_prompts(family, tmp_path):
+    """Tools and calls in the family's own form; every name of the switch for thinking does what the template can do."""
+    frontend = Frontend(write_family(tmp_path, family), None)
+    await frontend.load()
+
+    async def prompt(messages, **fields):
+        found = await frontend.encode_chat(ChatTurn(messages, **fields), max_tokens=None)
+        return frontend.tokenizer.decode(found.token_ids, skip_special_tokens=False), found.reading
+
+    call = {"id": "call_7", "type": "function", "function": {"name": "weather", "arguments": dumps(OSLO)}}
+    user = [{"role": "user", "content": "Weather? <tool_call></think>"}]
+    called = {"role": "assistant", "content": "", "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "call_7", "content": "rain"}
+    text, reading = await prompt([*user, called, result], tools=[TOOL])
+    assert dumps(TOOL["function"]) in text and WRITERS[family].call("weather", OSLO) in text
+    assert reading.history_calls == 1 and not reading.spelled
+    for fields in (
+        {"thinking": False},
+        {"reasoning_effort": "none"},
+        {"variables": {"thinking": False}},
+        {"variables": {"enable_thinking": False}},
+    ):
+        text, reading = await prompt(user, **fields)
+        assert text.rstrip().endswith("</think>") or family in THINKS_UNASKED
+        assert not reading.in_reasoning
+    for fields in ({"thinking": True}, {"reasoning_effort": "high"}, {"variables": {"enable_thinking": True}}):
+        text, reading = await prompt(user, **fields)
+        assert reading.in_reasoning == text.rstrip().endswith("<think>")
+        assert reading.in_reasoning == (family in {"deepseek_v31", "deepseek_v32", "minimax_m2"})
+    with pytest.raises(UserError, match="chat_template_kwargs"):
+        await prompt(user, variables={"colour": 1})
+    frontend.close()
 
 
 @pytest.mark.parametrize("family", sorted(TEMPLATES))
