@@ -154,3 +154,10 @@ def test_serving_a_demo_model_that_is_there_imports_nothing_slow(tmp_path, monke
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("flag", ["--tool-call-parser", "--reasoning-parser"])
+def test_unknown_parsers_are_refused_before_a_model_is_looked_at(flag):
+    result = runner.invoke(app, ["serve", "no-such-directory", flag, "nonsense"])
+    assert result.exit_code != 0
+    assert isinstance(result.exception, ProaError) and flag in str(result.exception)

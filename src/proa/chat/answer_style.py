@@ -12,7 +12,7 @@ from proa.chat.output.tools import DeclaredTools, parse_object
 from proa.chat.templates import ChatTemplate
 from proa.core.errors import UnsupportedError
 
-__all__ = ["REASONING_PARSERS", "AnswerStyle", "choose_style", "refuse_other_than_kimi"]
+__all__ = ["REASONING_PARSERS", "AnswerStyle", "check_parsers", "choose_style", "refuse_other_than_kimi"]
 
 logger = logging.getLogger("proa.chat")
 
@@ -78,13 +78,11 @@ def choose_style(
     if tool_parser is None and template is not None and not _is_read_back(template, tools):
         logger.warning("the chat template writes calls in a way that %s does not read: no tools", tools)
         tools = "none"
+    check_parsers(tools, reasoning_parser)
     has_reasoning = THINK in source or THINK_END in source
     always_thinks = False
     if reasoning_parser is not None:
         has_reasoning = reasoning_parser != "none"
-        if has_reasoning and reasoning_parser not in REASONING_PARSERS:
-            names = ", ".join(sorted(REASONING_PARSERS))
-            raise UnsupportedError("--reasoning-parser", f"one of {names}, none", repr(reasoning_parser))
         always_thinks = REASONING_PARSERS.get(reasoning_parser, False)
     has_reasoning = has_reasoning or (tools == "kimi_k2" and reasoning_parser is None)
     logger.info("tool calls are read as %s, reasoning %s", tools, "apart" if has_reasoning else "as content")
@@ -92,6 +90,15 @@ def choose_style(
     if not family.markers:
         return None
     return AnswerStyle(family, has_calls=ALIASES.get(tools, tools) != "none", always_thinks=always_thinks)
+
+
+def check_parsers(tool_parser: str | None, reasoning_parser: str | None) -> None:
+    """Raise UnsupportedError for names there are not."""
+    if tool_parser is not None:
+        output_family(tool_parser)
+    if reasoning_parser not in {None, "none", *REASONING_PARSERS}:
+        names = ", ".join(sorted(REASONING_PARSERS))
+        raise UnsupportedError("--reasoning-parser", f"one of {names}, none", repr(reasoning_parser))
 
 
 def refuse_other_than_kimi(tool_parser: str | None, reasoning_parser: str | None) -> None:

@@ -12,13 +12,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from proa.chat.answer_style import REASONING_PARSERS
+from proa.chat.answer_style import REASONING_PARSERS, check_parsers
 from proa.chat.output.parser import FAMILIES
 from proa.core.errors import ConfigError
 from proa.engine.config import EngineConfig
 from proa.server.config import ServerConfig
 
-__all__ = ["DEMO", "FLAGS", "Flag", "Owner", "by_owner", "check_ranges", "default_of", "default_text"]
+__all__ = ["DEMO", "FLAGS", "Flag", "Owner", "by_owner", "check_values", "default_of", "default_text"]
 
 DEMO = "demo"  # the MODEL that is built when it is not there
 Owner = Literal["server", "engine"]
@@ -301,12 +301,18 @@ def by_owner(values: Mapping[str, Any], owner: Owner) -> dict[str, Any]:
     return {given[name].field: value for name, value in values.items() if name in given and value is not None}
 
 
-def check_ranges(values: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a number outside its flag's `between`."""
+def check_values(values: Mapping[str, Any]) -> None:
+    """Check what the configs themselves do not, before a model is looked at.
+
+    Raises:
+        ConfigError: a number outside its flag's `between`.
+        UnsupportedError: a parser there is not.
+    """
     for flag in FLAGS:
         value = values.get(flag.name)
         if flag.between and value is not None and not flag.between[0] <= value <= flag.between[1]:
             raise ConfigError(flag.name, f"a number from {flag.between[0]:g} to {flag.between[1]:g}", value)
+    check_parsers(values.get("--tool-call-parser"), values.get("--reasoning-parser"))
 
 
 def default_of(flag: Flag) -> Any:

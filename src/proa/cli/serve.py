@@ -14,7 +14,7 @@ import msgspec
 import typer
 
 from proa.cli import console
-from proa.cli.flags import DEMO, FLAGS, Flag, by_owner, check_ranges, default_text
+from proa.cli.flags import DEMO, FLAGS, Flag, by_owner, check_values, default_text
 from proa.cli.loading import ByteDisplay, EngineDisplay
 from proa.convert.demo_path import demo_model_path
 from proa.core import env
@@ -115,7 +115,7 @@ def compose(model: str, values: Mapping[str, Any]) -> tuple[ServerConfig, Engine
         ConfigError: a value out of range.
         CheckpointError: no such model directory.
     """
-    check_ranges(values)
+    check_values(values)
     # The addresses are made by the API process for each engine it starts.
     given = EngineConfig(model_path=model, to_engine="", from_engine="", **by_owner(values, "engine"))
     _check_engine_config(given, values)  # before anything is built or started
