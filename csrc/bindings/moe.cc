@@ -1,11 +1,13 @@
 // ExpertLayer and route.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <array>
 #include <cmath>
 #include <limits>
 #include <memory>
@@ -320,6 +322,22 @@ void init_moe(nb::module_& m) {
                    "(address, bytes) of whole pages that hold the experts.")
       .def_prop_ro("num_experts", [](const BoundExpertLayer& l) { return l.config().num_experts; })
       .def_prop_ro("nbytes", [](const BoundExpertLayer& l) { return l.layer().weight_bytes(); })
+      .def_prop_ro(
+          "linear_bytes",
+          [](const BoundExpertLayer& l) {
+            const auto& c = l.config();
+            const int64_t gate = format::packed_bytes(c.gate_up_kernel->weight, {c.intermediate, c.hidden});
+            return std::array{gate, gate,
+                              format::packed_bytes(c.down_kernel->weight, {c.hidden, c.intermediate})};
+          },
+          "Packed bytes of gate, up and down of an expert.")
+      .def_prop_ro(
+          "formats",
+          [](const BoundExpertLayer& l) {
+            return std::pair(std::string(format::format_name(l.config().gate_up_kernel->weight)),
+                             std::string(format::format_name(l.config().down_kernel->weight)));
+          },
+          "Of gate and up, and of down.")
       .def_prop_ro("bytes_per_expert", [](const BoundExpertLayer& l) { return l.layer().bytes_per_expert(); })
       .def_prop_ro(
           "bytes_read", [](const BoundExpertLayer& l) { return l.layer().bytes_read(); },

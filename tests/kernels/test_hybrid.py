@@ -28,6 +28,7 @@ from proa.moe.mover import ExpertMover, ExpertPlaces
 from proa.moe.placement import ExpertBudget, place
 from proa.moe.rebalance import RebalanceSpec, apply_swaps, propose_swaps
 from proa.moe.router import TopK
+from proa.moe.strategies import ByTokens
 from proa.moe.strategy import LayerContext
 from proa.native import _C
 
@@ -176,6 +177,28 @@ def test_slots_run_out_with_a_message():
         arena.take()
     arena.give_back(start)
     assert arena.num_free == 1
+
+
+class Recorder:
+    def __init__(self):
+        self.calls = []
+
+    def submit(self, x, topk, ctx):
+        self.calls.append(("submit", x.shape[0]))
+
+    def finish(self, x, topk, ctx):
+        self.calls.append(("finish", x.shape[0]))
+
+
+def test_few_tokens_are_handed_over_and_many_waited_for():
+    few, many = Recorder(), Recorder()
+    strategy = ByTokens(few, many, 4)
+    assert strategy.is_capturable
+    for tokens in (1, 4, 5):
+        strategy.submit(torch.empty(tokens, 2), None, None)
+        strategy.finish(torch.empty(tokens, 2), None, None)
+    assert few.calls == [("submit", 1), ("finish", 1), ("submit", 4), ("finish", 4)]
+    assert many.calls == [("submit", 5), ("finish", 5)]
 
 
 def test_an_exchange_masks_experts_of_the_gpu():

@@ -93,7 +93,8 @@ def _load_on_gpu(
     needed = gpu_bytes(checkpoint, experts, max_tokens=max_tokens)
     plan, notes = plan_gpu(config, gpu, model_info, needed)
     check_expert_memory(packed_bytes(checkpoint, experts) - needed.weights, available_bytes())
-    runtime = CpuRuntime(config.num_threads)
+    # One core for the thread that launches: threads of the experts stay awake during a step.
+    runtime = CpuRuntime(config.num_threads, spare=1)
     model = _load(config, gpu, runtime, checkpoint, experts, plan.max_model_len, report)
     info = {**plan.notes, **_info(config, model_info, runtime), **notes}
     capture = None

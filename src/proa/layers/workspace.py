@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -11,6 +11,8 @@ from proa.device.backend import Device
 from proa.native.ops import ExpertWorkspace
 
 __all__ = ["Workspace", "measuring_workspace"]
+
+T = TypeVar("T")
 
 
 class Workspace:
@@ -20,7 +22,7 @@ class Workspace:
     on the CPU, grown by each while it is loaded to what it needs.
     """
 
-    __slots__ = ("_buffers", "_experts", "_host_buffers", "device", "max_tokens")
+    __slots__ = ("_buffers", "_experts", "_host_buffers", "_shared", "device", "max_tokens")
 
     def __init__(self, device: Device, max_tokens: int) -> None:
         self.device = device
@@ -28,6 +30,7 @@ class Workspace:
         self.max_tokens = max_tokens
         self._buffers: dict[str, torch.Tensor] = {}
         self._host_buffers: dict[str, torch.Tensor] = {}
+        self._shared: dict[str, Any] = {}
 
     @property
     def experts(self) -> ExpertWorkspace:
@@ -35,6 +38,13 @@ class Workspace:
         if self._experts is None:
             self._experts = ExpertWorkspace(self.device.runtime.pool, self.max_tokens)
         return self._experts
+
+    def shared(self, name: str, create: Callable[[], T]) -> T:
+        """What layers of one kind use in turn, made by the first of them."""
+        if name not in self._shared:
+            self._shared[name] = create()
+        value: T = self._shared[name]
+        return value
 
     def rows(self, name: str, tokens: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """The first `tokens` rows of buffer `name`, `[tokens, *shape]`, contiguous; contents are undefined.

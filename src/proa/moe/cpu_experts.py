@@ -17,10 +17,11 @@ __all__ = ["CpuExperts"]
 class CpuExperts:
     """All experts of one layer, packed in one native layer."""
 
-    __slots__ = ("_layer",)
+    __slots__ = ("hidden", "layer")
 
-    def __init__(self, layer: ExpertLayer) -> None:
-        self._layer = layer
+    def __init__(self, layer: ExpertLayer, hidden: int) -> None:
+        self.layer = layer
+        self.hidden = hidden
 
     @classmethod
     def load(
@@ -49,16 +50,16 @@ class CpuExperts:
             workspace=workspace,
             max_top_k=max_top_k,
         )
-        return cls(layer)
+        return cls(layer, hidden)
 
     @property
     def nbytes(self) -> int:
-        return int(self._layer.nbytes)
+        return int(self.layer.nbytes)
 
     @property
     def traffic(self) -> ExpertTraffic:
-        return ExpertTraffic(self._layer.bytes_read, self._layer.seconds)
+        return ExpertTraffic(self.layer.bytes_read, self.layer.seconds)
 
     def forward(self, x: torch.Tensor, topk: TopK, out: torch.Tensor) -> None:
         """`x`, `out` float32 `[T, hidden]`; a slot whose id is -1 adds nothing."""
-        self._layer.forward(x, topk.ids, topk.weights, out)
+        self.layer.forward(x, topk.ids, topk.weights, out)

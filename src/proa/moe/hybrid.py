@@ -53,6 +53,8 @@ class HybridDecode:
 
     __slots__ = ("_cpu", "_gpu", "_job", "_late_job", "_layer", "_previous_late_job", "_shared")
 
+    is_capturable = True
+
     def __init__(
         self, layer: int, cpu: ExpertLayer, gpu: GpuExperts, shared: HybridShared, previous: HybridDecode | None = None
     ) -> None:

@@ -89,7 +89,7 @@ class MoeLayer:
                 names=spec.names,
             )
         nbytes = router.nbytes + experts.nbytes + (0 if shared is None else shared.nbytes)
-        return cls(layer, router, create_strategy(experts, workspace), shared, nbytes=nbytes)
+        return cls(layer, router, create_strategy(experts, workspace, spec.router.top_k), shared, nbytes=nbytes)
 
     @property
     def nbytes(self) -> int:

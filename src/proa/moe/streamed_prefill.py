@@ -83,6 +83,8 @@ class StreamedPrefill:
 
     __slots__ = ("_cpu", "_gpu", "_layer", "_pass")
 
+    is_capturable = False
+
     def __init__(self, cpu: ExpertLayer, gpu: GpuExperts, shared: PrefillPass) -> None:
         self._cpu = cpu
         self._gpu = gpu

@@ -16,9 +16,9 @@ _log = logging.getLogger("proa.native")
 class CpuRuntime:
     """Owns the pinned thread pool all native operators of a process run on. Built once, by the engine.
 
-    `num_threads`: None takes one thread per physical core this process may use (affinity, cgroup cpuset and quota).
-    Fewer are spread over the NUMA nodes; more take the other hardware threads of the cores too. `cpus`: where the
-    threads run. Weights of experts lie on the node whose threads multiply them.
+    `num_threads`: None takes one thread per physical core this process may use (affinity, cgroup cpuset and quota), but
+    leaves `spare` of them to others. Fewer are spread over the NUMA nodes; more take the other hardware threads of the
+    cores too. `cpus`: where the threads run. Weights of experts lie on the node whose threads multiply them.
 
     Raises:
         ConfigError: more threads than CPUs this process may use, or fewer than one.
@@ -26,10 +26,10 @@ class CpuRuntime:
 
     __slots__ = ("cpus", "num_threads", "pool")
 
-    def __init__(self, num_threads: int | None = None) -> None:
+    def __init__(self, num_threads: int | None = None, *, spare: int = 0) -> None:
         info = _C.cpu_info()
         available = len(info["cpus"])
-        count = len(info["physical_cpus"]) if num_threads is None else num_threads
+        count = max(1, len(info["physical_cpus"]) - spare) if num_threads is None else num_threads
         if not 1 <= count <= available:
             raise ConfigError("threads", f"1 to {available} threads (CPUs this process may use)", count)
         workers = _C.worker_cpus(count)
