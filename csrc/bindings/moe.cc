@@ -338,6 +338,7 @@ void init_moe(nb::module_& m) {
                              std::string(format::format_name(l.config().down_kernel->weight)));
           },
           "Of gate and up, and of down.")
+      .def_prop_ro("has_bias", [](const BoundExpertLayer& l) { return l.config().has_bias; })
       .def_prop_ro("bytes_per_expert", [](const BoundExpertLayer& l) { return l.layer().bytes_per_expert(); })
       .def_prop_ro(
           "bytes_read", [](const BoundExpertLayer& l) { return l.layer().bytes_read(); },

@@ -70,6 +70,7 @@ def test_honoured_flags_reach_their_fields():
         "--context-length": 163840,
         "--max-running-requests": 2,
         "--max-total-tokens": 327680,
+        "--gpu-experts": 8,
         "--chunked-prefill-size": 16384,
         "--chat-template": Path("/opt/templates/Kimi-K2.7-Default.jinja"),
         "--tool-call-parser": "kimi_k2",

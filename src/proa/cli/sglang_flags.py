@@ -35,7 +35,7 @@ class ForeignFlag:
     refused: bool = False
 
 
-_ALL_ON_CPU = "every expert is computed on the CPU in this version"
+_NO_UPDATES = "experts stay where they were placed at start"
 _ONE_GPU = "one GPU is used"
 _FORMAT = "the weight format is read from the checkpoint, tensor by tensor"
 _ONE_MACHINE = "proa is one process on one machine; nothing is split"
@@ -43,18 +43,14 @@ _ONE_MACHINE = "proa is one process on one machine; nothing is split"
 FOREIGN: tuple[ForeignFlag, ...] = (
     ForeignFlag(("--kt-threadpool-count",), 1, "threads are pinned to cores found at start; see `proa doctor`"),
     ForeignFlag(("--kt-numa-nodes",), "+", "threads are pinned to cores found at start; see `proa doctor`"),
-    ForeignFlag(("--kt-num-gpu-experts",), 1, _ALL_ON_CPU),
-    ForeignFlag(("--kt-gpu-experts-ratio",), 1, _ALL_ON_CPU),
-    ForeignFlag(("--kt-expert-placement-strategy",), 1, _ALL_ON_CPU),
-    ForeignFlag(("--init-expert-location",), 1, _ALL_ON_CPU),
     ForeignFlag(("--kt-gpu-prefill-token-threshold",), 1, "prefill runs on the CPU in this version"),
     ForeignFlag(
         ("--kt-max-deferred-experts-per-token",),
         1,
         "no expert is deferred: answers are those of the model as published",
     ),
-    ForeignFlag(("--kt-enable-dynamic-expert-update",), 0, _ALL_ON_CPU),
-    ForeignFlag(("--record-kt-gpu-expert-distribution",), 0, _ALL_ON_CPU),
+    ForeignFlag(("--kt-enable-dynamic-expert-update",), 0, _NO_UPDATES),
+    ForeignFlag(("--record-kt-gpu-expert-distribution",), 0, _NO_UPDATES),
     ForeignFlag(("--kt-lora-path", "--kt-expert-lora-path"), 1, "proa has no LoRA", refused=True),
     ForeignFlag(("--enable-lora",), 0, "proa has no LoRA", refused=True),
     ForeignFlag(("--lora-paths",), "+", "proa has no LoRA", refused=True),

@@ -38,6 +38,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     attention_backend: on a GPU; flashinfer where that package is missing means auto.
     mem_fraction_static: share of the GPU's memory that weights and KV cache may take together.
     disable_cuda_graph, cuda_graph_max_bs: decode steps of up to so many sequences are captured as CUDA graphs at start.
+    gpu_experts, gpu_experts_ratio: routed experts on the GPU, per layer or of all; the ratio goes first. None: none.
+    expert_placement: which ones they are; a file of routing counts, expert_location, goes with frequency and auto.
     random_seed: makes requests without a seed reproducible from run to run; None draws from the OS.
     """
 
@@ -61,6 +63,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     mem_fraction_static: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
     disable_cuda_graph: bool = False
     cuda_graph_max_bs: Annotated[int, Meta(ge=1, le=256)] = 16
+    gpu_experts: Annotated[int, Meta(ge=0)] | None = None
+    gpu_experts_ratio: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    expert_placement: Literal["auto", "uniform", "frequency", "front-loading", "random"] = "auto"
+    expert_location: str | None = None
     random_seed: int | None = None
     memory_fraction: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.8
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -14,6 +14,7 @@ from proa.chat.grammar.vocabulary import load_vocabulary
 from proa.device.select import Gpu, choose_gpu, create_device
 from proa.engine.build import LoadedModel, Report, max_forward_tokens
 from proa.engine.config import EngineConfig
+from proa.engine.expert_placement import place_experts, with_experts
 from proa.engine.gpu_plan import check_expert_memory, plan_gpu
 from proa.engine.kv_plan import plan_kv
 from proa.engine.memory import available_bytes
@@ -29,6 +30,7 @@ from proa.models import (
     open_experts,
     packed_bytes,
 )
+from proa.moe.placement import Placement
 from proa.native.runtime import CpuRuntime
 from proa.weights.checkpoint import Checkpoint
 from proa.weights.expert_source import ExpertSource
@@ -90,17 +92,21 @@ def _load_on_gpu(
     report: Report,
 ) -> LoadedModel:
     max_tokens = max_forward_tokens(config)
-    needed = gpu_bytes(checkpoint, experts, max_tokens=max_tokens)
+    trunk = gpu_bytes(checkpoint, experts, max_tokens=max_tokens)
+    all_bytes, info = packed_bytes(checkpoint, experts), model_info.experts
+    placement = place_experts(config, info)
+    needed = with_experts(trunk, placement, info, all_bytes=all_bytes - trunk.weights, max_tokens=max_tokens)
     plan, notes = plan_gpu(config, gpu, model_info, needed)
-    check_expert_memory(packed_bytes(checkpoint, experts) - needed.weights, available_bytes())
+    check_expert_memory(all_bytes - needed.weights, available_bytes())
     # One core for the thread that launches: threads of the experts stay awake during a step.
     runtime = CpuRuntime(config.num_threads, spare=1)
-    model = _load(config, gpu, runtime, checkpoint, experts, plan.max_model_len, report)
-    info = {**plan.notes, **_info(config, model_info, runtime), **notes}
+    model = _load(config, gpu, runtime, checkpoint, experts, plan.max_model_len, report, placement)
+    notes = {**plan.notes, **_info(config, model_info, runtime), **notes}
+    notes["gpu_experts"] = f"{placement.num_gpu_experts} of {info.layers * info.experts}, {config.expert_placement}"
     capture = None
     if model.is_capturable and not config.disable_cuda_graph:
         capture = partial(_capture, model, min(config.cuda_graph_max_bs, config.max_running_requests))
-    return LoadedModel(model, model_info.layout, plan, model_info.eos_token_ids, info, gpu.torch_device, capture)
+    return LoadedModel(model, model_info.layout, plan, model_info.eos_token_ids, notes, gpu.torch_device, capture)
 
 
 def _capture(model: Model, max_batch: int, pool: KVPool, max_blocks: int) -> DecodeGraphs:
@@ -116,6 +122,7 @@ def _load(
     experts: ExpertSource | None,
     max_positions: int,
     report: Report,
+    placement: Placement | None = None,
 ) -> Model:
     return load_model(
         checkpoint,
@@ -127,6 +134,7 @@ def _load(
         expert_activations=config.expert_activations,
         device=create_device(gpu, runtime),
         attention="cpu" if gpu is None else gpu_backend(config.attention_backend),
+        experts_on_gpu=placement.on_gpu if placement is not None and placement.num_gpu_experts else None,
     )
 
 

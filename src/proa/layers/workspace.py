@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
+import numpy as np
 import torch
 
 from proa.device.backend import Device
@@ -20,12 +21,15 @@ class Workspace:
 
     Layers of one kind ask for the same names and so share the memory. `experts` is the scratch of every expert layer
     on the CPU, grown by each while it is loaded to what it needs.
+
+    `experts_on_gpu` bool `[MoE layers, experts]`: the routed experts that are not in RAM; None: there are none.
     """
 
-    __slots__ = ("_buffers", "_experts", "_host_buffers", "_shared", "device", "max_tokens")
+    __slots__ = ("_buffers", "_experts", "_host_buffers", "_shared", "device", "experts_on_gpu", "max_tokens")
 
-    def __init__(self, device: Device, max_tokens: int) -> None:
+    def __init__(self, device: Device, max_tokens: int, experts_on_gpu: np.ndarray | None = None) -> None:
         self.device = device
+        self.experts_on_gpu = experts_on_gpu
         self._experts: ExpertWorkspace | None = None
         self.max_tokens = max_tokens
         self._buffers: dict[str, torch.Tensor] = {}

@@ -5,10 +5,11 @@ from __future__ import annotations
 from proa.models.decode_graph import DecodeGraphs
 from proa.models.expert_method import check_expert_method
 from proa.models.expert_sources import expert_layout, open_experts
-from proa.models.loader import GpuBytes, Model, ModelInfo, gpu_bytes, inspect, load_model, packed_bytes
+from proa.models.loader import ExpertInfo, GpuBytes, Model, ModelInfo, gpu_bytes, inspect, load_model, packed_bytes
 
 __all__ = [
     "DecodeGraphs",
+    "ExpertInfo",
     "GpuBytes",
     "Model",
     "ModelInfo",

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from proa.attention.backend import AttentionBackend, AttentionStep, create_attention
@@ -116,13 +117,20 @@ class Decoder:
 
     @classmethod
     def load(
-        cls, reader: ParameterReader, spec: DecoderSpec, *, max_tokens: int, max_positions: int, attention: str
+        cls,
+        reader: ParameterReader,
+        spec: DecoderSpec,
+        *,
+        max_tokens: int,
+        max_positions: int,
+        attention: str,
+        experts_on_gpu: np.ndarray | None = None,
     ) -> Decoder:
         """Reads and packs all parameters. `max_tokens`: of one forward; `max_positions`: of a sequence.
 
-        `attention`: the name of an attention backend for the device.
+        `attention`: the name of an attention backend for the device. `experts_on_gpu`: see `Workspace`.
         """
-        workspace = Workspace(reader.device, max_tokens)
+        workspace = Workspace(reader.device, max_tokens, experts_on_gpu)
         rotary = RotaryEmbedding(reader.device, spec.attention.rotary, max_positions)
         embedding = Embedding.load(reader, "model.embed_tokens", vocab_size=spec.vocab_size, hidden=spec.hidden)
         layers = [DecoderLayer.load(reader, spec, layer, rotary, workspace) for layer in range(spec.num_layers)]

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from proa.attention.batch import ForwardBatch, StillWanted
@@ -29,7 +30,7 @@ from proa.weights.checkpoint import Checkpoint
 from proa.weights.expert_source import ExpertSource
 from proa.weights.progress import LoadProgress
 
-__all__ = ["GpuBytes", "Model", "ModelInfo", "gpu_bytes", "inspect", "load_model", "packed_bytes"]
+__all__ = ["ExpertInfo", "GpuBytes", "Model", "ModelInfo", "gpu_bytes", "inspect", "load_model", "packed_bytes"]
 
 logger = logging.getLogger("proa.models")
 
@@ -70,6 +71,17 @@ class Model(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertInfo:
+    """The routed experts: `layers` of `experts` each, `top_k` of them per token."""
+
+    layers: int
+    experts: int
+    top_k: int
+    hidden: int
+    intermediate: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What can be known of a model without loading its weights."""
 
@@ -79,6 +91,7 @@ class ModelInfo:
     max_position_embeddings: int
     eos_token_ids: tuple[int, ...]
     has_float32_trunk: bool
+    experts: ExpertInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +113,13 @@ def inspect(checkpoint: Checkpoint) -> ModelInfo:
         max_position_embeddings=config.max_position_embeddings,
         eos_token_ids=config.eos_token_ids,
         has_float32_trunk=checkpoint.dtype("model.embed_tokens.weight") == "F32",
+        experts=ExpertInfo(
+            len(spec.moe_layers),
+            spec.moe.router.num_experts,
+            spec.moe.router.top_k,
+            spec.moe.hidden,
+            spec.moe.intermediate,
+        ),
     )
 
 
@@ -142,6 +162,7 @@ def load_model(
     expert_activations: Activations = "int8",
     device: Device | None = None,
     attention: str = "cpu",
+    experts_on_gpu: np.ndarray | None = None,
 ) -> Model:
     """Packs every weight, tensor by tensor, into its place.
 
@@ -149,6 +170,7 @@ def load_model(
     `expert_activations`: what the inputs of gated MLPs may be rounded to; "bf16" trades speed for accuracy, "trunk"
     gives them the precision of the other linears.
     `device`: of the trunk, around the same `runtime`; None: the CPU. `attention`: a backend for it.
+    `experts_on_gpu` bool `[MoE layers, experts]`: routed experts that go to the GPU instead of RAM.
     `max_tokens`: largest forward; `max_positions`: longest sequence, at most the model's own limit (else ConfigError).
     Raises CheckpointError naming a tensor that is missing, unexpected or of a wrong shape, and KernelFaultError when a
     kernel fails its self-test.
@@ -167,7 +189,14 @@ def load_model(
         stack.enter_context(checkpoint.read_ahead(skip=ignored))
         if experts is not None:
             stack.enter_context(experts.read_ahead())
-        model = Decoder.load(reader, spec, max_tokens=max_tokens, max_positions=max_positions, attention=attention)
+        model = Decoder.load(
+            reader,
+            spec,
+            max_tokens=max_tokens,
+            max_positions=max_positions,
+            attention=attention,
+            experts_on_gpu=experts_on_gpu,
+        )
     reader.finish(ignored)
     progress.finish()
     _check_kernels(reader)

@@ -17,11 +17,13 @@ __all__ = ["CpuExperts"]
 class CpuExperts:
     """All experts of one layer, packed in one native layer."""
 
-    __slots__ = ("hidden", "layer")
+    __slots__ = ("activation", "hidden", "intermediate", "layer")
 
-    def __init__(self, layer: ExpertLayer, hidden: int) -> None:
+    def __init__(self, layer: ExpertLayer, hidden: int, intermediate: int, activation: Activation) -> None:
         self.layer = layer
         self.hidden = hidden
+        self.intermediate = intermediate
+        self.activation = activation
 
     @classmethod
     def load(
@@ -50,7 +52,7 @@ class CpuExperts:
             workspace=workspace,
             max_top_k=max_top_k,
         )
-        return cls(layer, hidden)
+        return cls(layer, hidden, intermediate, activation)
 
     @property
     def nbytes(self) -> int:

@@ -28,6 +28,7 @@ class HybridShared:
     worker: StreamWorker
     exchanges: tuple[ExpertExchange, ExpertExchange]
     plan: DeferralPlan
+    top_k: int
 
     @classmethod
     def create(
@@ -37,7 +38,7 @@ class HybridShared:
         late = any(plan.deferred)
         first = ExpertExchange(device, max_tokens, hidden, top_k, late=late)
         second = ExpertExchange(device, max_tokens, hidden, top_k, late=late) if late else first
-        return cls(worker, (first, second), plan)
+        return cls(worker, (first, second), plan, top_k)
 
     def exchange(self, layer: int) -> ExpertExchange:
         return self.exchanges[layer % 2]
@@ -46,20 +47,29 @@ class HybridShared:
 class HybridDecode:
     """The routed experts of MoE layer `layer`, counted from 0, for batches of up to `max_tokens` of the exchanges.
 
-    `previous`: of the MoE layer before, whose late experts this one waits for. Layers run in order, each forward
-    through all of them. One that raises between two layers leaves jobs behind: the engine starts again, as after
-    every fault of a device.
+    `previous`: of the MoE layer before, whose late experts this one waits for. `waits_above`: with more tokens than
+    this Python waits for the layer, so that a long forward may be given up between layers. Layers run in order, each
+    forward through all of them. One that raises between two layers leaves jobs behind: the engine starts again, as
+    after every fault of a device.
     """
 
-    __slots__ = ("_cpu", "_gpu", "_job", "_late_job", "_layer", "_previous_late_job", "_shared")
+    __slots__ = ("_cpu", "_gpu", "_job", "_late_job", "_layer", "_previous_late_job", "_shared", "_waits_above")
 
     is_capturable = True
 
     def __init__(
-        self, layer: int, cpu: ExpertLayer, gpu: GpuExperts, shared: HybridShared, previous: HybridDecode | None = None
+        self,
+        layer: int,
+        cpu: ExpertLayer,
+        gpu: GpuExperts,
+        shared: HybridShared,
+        previous: HybridDecode | None = None,
+        *,
+        waits_above: int = 1 << 30,
     ) -> None:
         assert (previous is not None) == (layer > 0), "layers are made in order"
         self._layer = layer
+        self._waits_above = waits_above
         self._cpu = cpu
         self._gpu = gpu
         self._shared = shared
@@ -100,3 +110,5 @@ class HybridDecode:
         if self._previous_late_job >= 0:
             shared.worker.wait(stream, self._previous_late_job)
             shared.exchange(self._layer - 1).take_late(ctx.out)
+        if x.shape[0] > self._waits_above and x.device.type == "cuda":
+            torch.cuda.current_stream(x.device).synchronize()
