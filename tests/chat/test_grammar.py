@@ -11,7 +11,8 @@ import pytest
 
 from proa.chat.dialect import AnswerReading
 from proa.chat.grammar.build import AnswerRules, build_constraint
-from proa.chat.grammar.checker import CheckRequest, check
+from proa.chat.grammar.check_messages import CheckRequest
+from proa.chat.grammar.checker import check
 from proa.chat.grammar.matcher import GrammarError, Matcher, TokenTable, Vocabulary, byte_table, token_table
 from proa.chat.grammar.references import has_finite_text
 from proa.chat.grammar.schema import schema_rule

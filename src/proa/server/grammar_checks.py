@@ -12,7 +12,7 @@ from collections import OrderedDict
 import msgspec
 
 from proa.chat.grammar.build import BuiltConstraint
-from proa.chat.grammar.checker import CPU_SECONDS, CheckReply, CheckRequest, frame
+from proa.chat.grammar.check_messages import CPU_SECONDS, CheckReply, CheckRequest, frame
 from proa.core.constraint import Constraint
 from proa.core.errors import QueueFullError, UserError
 

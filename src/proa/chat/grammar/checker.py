@@ -15,35 +15,15 @@ from typing import BinaryIO
 import msgspec
 import numpy as np
 
+from proa.chat.grammar.check_messages import CPU_SECONDS, CheckReply, CheckRequest, frame
 from proa.chat.grammar.matcher import GrammarError, Vocabulary, byte_table
 
-__all__ = ["CheckReply", "CheckRequest", "frame", "main"]
+__all__ = ["main"]
 
-CPU_SECONDS = 2.0
 _MEMORY_BYTES = 2 << 30
 # The vocabulary here is that of bytes: any token of a grammar is as good as another one.
 _TOKEN_ID = re.compile(r"<\[[0-9]+\]>")
 _VOCAB_SIZE = 258
-
-
-class CheckRequest(msgspec.Struct, frozen=True):
-    """A grammar to compile. is_ebnf: it may be written in the GBNF dialect (`root ::= ...`)."""
-
-    grammar: str
-    is_ebnf: bool = False
-
-
-class CheckReply(msgspec.Struct, frozen=True):
-    """error: what is wrong with it, else empty. grammar: the Lark text, from GBNF translated."""
-
-    error: str = ""
-    grammar: str = ""
-
-
-def frame(message: msgspec.Struct) -> bytes:
-    """A message with its length before it."""
-    body = msgspec.msgpack.encode(message)
-    return len(body).to_bytes(4, "little") + body
 
 
 def check(vocabulary: Vocabulary, request: CheckRequest) -> CheckReply:
