@@ -26,11 +26,12 @@ def plan(load, on_gpu, tokens, rates=RATES, **options):
 def seconds(load, on_gpu, cpu, tokens):
     """Of a split, from the definition."""
     busy = sum(max(EXPERT_BYTES / RATES.cpu_bytes, load[e] * FLOPS / RATES.cpu_flops) for e in cpu if load[e] > 0)
+    crossing = sum(1 for e in range(len(load)) if not on_gpu[e] and e not in cpu) * EXPERT_BYTES
     if busy > 0:
-        busy += tokens * HIDDEN * 8 / RATES.token_bytes
-    streamed = sum(1 for e in range(len(load)) if not on_gpu[e] and e not in cpu)
+        busy += tokens * HIDDEN * 8 / RATES.token_bytes + tokens * HIDDEN * 8 / RATES.cpu_bytes
+        crossing += tokens * HIDDEN * 4
     gpu = sum(n for e, n in enumerate(load) if e not in cpu) * FLOPS / RATES.gpu_flops
-    return max(busy, streamed * EXPERT_BYTES / RATES.stream_bytes, gpu)
+    return max(busy, crossing / RATES.stream_bytes, gpu)
 
 
 @settings(max_examples=60, deadline=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from proa.moe.strategy import LayerContext
 __all__ = ["measure_decode"]
 
 ROUTINGS = 16
+ROUNDS = 4
 WARM_UP = 3
 
 
@@ -85,43 +87,70 @@ def _capture(stack: HybridStack, step: Callable[[], None]) -> Callable[[], None]
     return graph.replay
 
 
-def _times(step: _Step, run: Callable[[], None], seconds: float) -> tuple[float, float]:
-    """(median seconds of a step, mean seconds the CPU's experts took in it), routings taking turns."""
-    stack, times = step.stack, []
-    layers = stack.layers
-    before, count, end = 0.0, 0, time.perf_counter() + seconds
-    while count < WARM_UP + 2 or time.perf_counter() < end:
-        step.ids.copy_(step.bank[count % ROUTINGS])
-        stack.worker.resume()
-        stack.synchronize()
-        if count == WARM_UP:
-            before = sum(layer.seconds for layer in layers)
-        start = time.perf_counter()
-        run()
-        stack.synchronize()
-        times.append(time.perf_counter() - start)
-        count += 1
-    inside = (sum(layer.seconds for layer in layers) - before) / (count - WARM_UP)
-    return statistics.median(times[WARM_UP:]), inside
+@dataclass(slots=True)
+class _Samples:
+    """Seconds of calls, and of the CPU's experts in them; the first of a round do not count."""
+
+    wall: list[float] = field(default_factory=list)
+    inside: list[float] = field(default_factory=list)
+
+    def median(self) -> float:
+        return statistics.median(self.wall)
 
 
-def _cpu_alone(step: _Step, seconds: float) -> float:
-    """Median seconds of the CPU's experts of a step, one layer after the other without a break."""
-    stack, times, count = step.stack, [], 0
+class _Side:
+    """One thing that is timed: a step, or what a step is compared with."""
+
+    def __init__(self, step: _Step, call: Callable[[int], None]) -> None:
+        self._step = step
+        self._call = call
+        self.samples = _Samples()
+
+    def round(self, seconds: float) -> None:
+        stack, count = self._step.stack, 0
+        end = time.perf_counter() + seconds
+        while count < WARM_UP + 2 or time.perf_counter() < end:
+            routing = count % ROUTINGS
+            self._step.ids.copy_(self._step.bank[routing])
+            stack.worker.resume()
+            stack.synchronize()
+            before = stack.cpu_seconds
+            start = time.perf_counter()
+            self._call(routing)
+            stack.synchronize()
+            wall = time.perf_counter() - start
+            if count >= WARM_UP:
+                self.samples.wall.append(wall)
+                self.samples.inside.append(stack.cpu_seconds - before)
+            count += 1
+
+
+def _cpu_alone(step: _Step) -> Callable[[int], None]:
+    """The CPU's experts of a step, one layer after the other without a break."""
+    stack = step.stack
     x, weights, out = (tensor.cpu().numpy() for tensor in (step.x, step.weights, step.out))
     kept = np.ones((stack.spec.layers, stack.spec.experts.dims.experts), np.bool_)
     for i, gpu in enumerate(stack.gpus):
         kept[i, gpu.experts] = False
-    end = time.perf_counter() + seconds
-    while count < WARM_UP + 2 or time.perf_counter() < end:
-        ids = step.routings[count % ROUTINGS]
-        here = [np.where(kept[i][ids[i]], ids[i], np.int32(-1)) for i in range(len(ids))]
-        start = time.perf_counter()
-        for layer, own in zip(stack.layers, here, strict=True):
-            layer.forward(x, own, weights, out)
-        times.append(time.perf_counter() - start)
-        count += 1
-    return statistics.median(times[WARM_UP:])
+    here = np.where(kept[np.arange(len(kept))[None, :, None, None], step.routings], step.routings, np.int32(-1))
+
+    def call(routing: int) -> None:
+        for layer, ids in zip(stack.layers, here[routing], strict=True):
+            layer.forward(x, ids, weights, out)
+
+    return call
+
+
+def _replay(step: _Step, work: Callable[[], None]) -> _Side:
+    run = _capture(step.stack, work)
+    return _Side(step, lambda _: run())
+
+
+def _in_turn(sides: list[_Side], seconds: float) -> None:
+    """Rounds of all sides, so that what else the machine does meets all alike."""
+    for _ in range(ROUNDS):
+        for side in sides:
+            side.round(seconds / ROUNDS)
 
 
 def measure_decode(stack: HybridStack, write: Callable[[str], None]) -> dict[str, float]:
@@ -129,30 +158,29 @@ def measure_decode(stack: HybridStack, write: Callable[[str], None]) -> dict[str
     write("decode")
     stack.move_to_gpu()
     step, seconds, layers = _Step(stack), stack.spec.experts.seconds, stack.spec.layers
-    cpu_alone = _cpu_alone(step, seconds)
-    gpu_alone, _ = _times(step, _capture(stack, step.gpu_only), seconds / 2)
-    whole, inside = _times(step, _capture(stack, step.all_layers), seconds)
-    cpu_again = _cpu_alone(step, seconds / 2)
+    cpu, gpu, whole = _Side(step, _cpu_alone(step)), _replay(step, step.gpu_only), _replay(step, step.all_layers)
+    _in_turn([cpu, whole, gpu], seconds)
     step.bank = step.none[None].expand(ROUTINGS, *step.none.shape)  # no experts: what is left is the hand-over
-    exchange, _ = _times(step, _capture(stack, step.exchange_only), seconds / 2)
-    empty, empty_inside = _times(step, _capture(stack, step.experts_only), seconds / 2)
-    bound = max(min(cpu_alone, cpu_again), gpu_alone)
+    exchange, empty = _replay(step, step.exchange_only), _replay(step, step.experts_only)
+    _in_turn([exchange, empty], seconds / 2)
+    cpu_alone, gpu_alone, step_s = cpu.samples.median(), gpu.samples.median(), whole.samples.median()
+    inside = statistics.median(whole.samples.inside)
+    empty_s = empty.samples.median() - statistics.median(empty.samples.inside)
     dims = stack.spec.experts.dims
     read = dims.top_k * stack.spec.experts.bytes_per_expert * layers * (1 - stack.spec.gpu_experts / dims.experts)
     result = {
-        "step_ms": whole * 1e3,
+        "step_ms": step_s * 1e3,
         "cpu_alone_ms": cpu_alone * 1e3,
-        "cpu_alone_after_ms": cpu_again * 1e3,
         "gpu_alone_ms": gpu_alone * 1e3,
         "cpu_in_step_ms": inside * 1e3,
-        "step_over_bound": whole / bound,
-        "cpu_in_step_over_alone": inside / min(cpu_alone, cpu_again),
-        "hand_over_us": (empty - empty_inside - exchange) / layers * 1e6,
-        "exchange_us": exchange / layers * 1e6,
+        "step_over_bound": step_s / max(cpu_alone, gpu_alone),
+        "cpu_in_step_over_alone": inside / cpu_alone,
+        "hand_over_us": (empty_s - exchange.samples.median()) / layers * 1e6,
+        "exchange_us": exchange.samples.median() / layers * 1e6,
         "cpu_gb_per_s": read / cpu_alone / 1e9,
         "faults": float(stack.worker.faults),
     }
-    result["model_tokens_per_s"] = layers / (whole * stack.spec.trunk.layers)
+    result["model_tokens_per_s"] = layers / (step_s * stack.spec.trunk.layers)
     for name, value in result.items():
         write(f"  {name} {value:.3f}")
     return result

@@ -11,13 +11,14 @@ import numpy as np
 import torch
 
 from proa.cli.bench_hybrid_setup import HybridStack
+from proa.moe.gpu_experts import stream_handle
 from proa.moe.prefill_plan import LayerPlan, PrefillRates, plan_layer
 from proa.moe.router import TopK
 from proa.moe.strategy import LayerContext
 
 __all__ = ["measure_prefill"]
 
-PASSES = 3
+PASSES = 2
 COPY_PIECE = 1 << 30
 
 
@@ -53,21 +54,26 @@ class _Chunk:
 
 def _copy_rate(stack: HybridStack) -> float:
     """Bytes per second of plain copies from the pinned experts to the GPU, in pieces of 1 GiB."""
-    pieces = []
-    for layer in stack.layers:
-        for start, nbytes in layer.used_memory:
-            piece = min(COPY_PIECE, nbytes, stack.stream.part_bytes)
-            pieces += [(start + at, piece) for at in range(0, nbytes - piece + 1, piece)]
     rates = []
-    handle = torch.cuda.current_stream().cuda_stream if stack.device.type == "cuda" else 0
     for _ in range(PASSES):
         stack.synchronize()
         start_time = time.perf_counter()
-        for address, nbytes in pieces:
-            stack.driver.copy_to_device(handle, stack.stream.arena.data_ptr(), address, nbytes)
+        nbytes = _copy_all(stack)
         stack.synchronize()
-        rates.append(sum(nbytes for _, nbytes in pieces) / (time.perf_counter() - start_time))
+        rates.append(nbytes / (time.perf_counter() - start_time))
     return max(rates)
+
+
+def _copy_all(stack: HybridStack) -> int:
+    """Enqueues copies of all pinned experts into the ring; their bytes."""
+    handle, total = stream_handle(stack.device), 0
+    for layer in stack.layers:
+        for start, nbytes in layer.used_memory:
+            piece = min(COPY_PIECE, nbytes, stack.stream.part_bytes)
+            for at in range(0, nbytes - piece + 1, piece):
+                stack.driver.copy_to_device(handle, stack.stream.arena.data_ptr(), start + at, piece)
+                total += piece
+    return total
 
 
 def _seconds(stack: HybridStack, plans: list[LayerPlan], work: Callable[[], None]) -> float:
@@ -83,23 +89,27 @@ def _seconds(stack: HybridStack, plans: list[LayerPlan], work: Callable[[], None
 
 
 def _cpu_rates(stack: HybridStack, tokens: int) -> tuple[float, float]:
-    """(bytes per second with one token per expert, operations per second with as many as the chunk has)."""
+    """(bytes per second with one token per expert, operations per second with as many as the chunk has), beside
+    copies to the GPU."""
     dims, layer = stack.spec.experts.dims, stack.layers[0]
     loaded = [expert for expert in range(dims.experts) if layer.is_loaded(expert)][: dims.top_k]
     each = max(1, tokens * dims.top_k // dims.experts)
-    rates = []
-    for count in (1, each):
+    times: list[list[float]] = [[], []]
+    for which, count in enumerate((1, each)):
         x = np.random.default_rng(0).standard_normal((count, dims.hidden), np.float32)
         ids = np.tile(np.array(loaded, np.int32), (count, 1))
         out, weights = np.empty_like(x), np.full(ids.shape, 0.125, np.float32)
-        times = []
+        layer.forward(x, ids, weights, out)
+        _copy_all(stack)
         for _ in range(5):
             start = time.perf_counter()
             layer.forward(x, ids, weights, out)
-            times.append(time.perf_counter() - start)
-        rates.append(len(loaded) * (stack.spec.experts.bytes_per_expert / min(times)))
-        flops = len(loaded) * count * 6.0 * dims.hidden * dims.intermediate / min(times)
-    return rates[0], flops
+            times[which].append(time.perf_counter() - start)
+        stack.synchronize()
+    few, many = (statistics.median(seconds) for seconds in times)
+    return len(loaded) * stack.spec.experts.bytes_per_expert / few, 6.0 * len(
+        loaded
+    ) * each * dims.hidden * dims.intermediate / many
 
 
 def measure_prefill(stack: HybridStack, tokens: int, write: Callable[[str], None]) -> dict[str, Any]:

@@ -170,6 +170,11 @@ class HybridStack:
             for expert in range(self.spec.gpu_experts):
                 layer.drop(expert)
 
+    @property
+    def cpu_seconds(self) -> float:
+        """That the CPU's experts have taken since the start."""
+        return sum(layer.seconds for layer in self.layers)
+
     def synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()

@@ -19,8 +19,8 @@ class PrefillRates:
 
     stream_bytes: float  # of experts from pinned memory to the GPU
     token_bytes: float  # of hidden states to the CPU and of results from it
-    cpu_bytes: float  # of weights the CPU reads with few tokens
-    cpu_flops: float  # of the CPU's experts with many
+    cpu_bytes: float  # of weights the CPU reads with few tokens, beside the stream
+    cpu_flops: float  # of the CPU's experts with many, beside the stream
     gpu_flops: float  # of the GPU's grouped products
 
 
@@ -60,9 +60,11 @@ def plan_layer(
     costs = np.where(loads > 0, np.maximum(expert_bytes / rates.cpu_bytes, loads * flops / rates.cpu_flops), 0.0)
     # Entry n of what follows: the n experts with the fewest tokens are the CPU's.
     cpu = np.concatenate([[0.0], np.cumsum(costs)])
-    exchange = tokens * hidden * 8.0 / rates.token_bytes  # a float32 each way
-    cpu[cpu > 0] += exchange
+    rows = tokens * hidden * 4.0  # float32, there and back; the way back is that of the stream
     stream = (len(order) - np.arange(len(order) + 1)) * expert_bytes / rates.stream_bytes
+    stream[cpu > 0] += rows / rates.stream_bytes
+    # The CPU reads all rows and writes all results, whoever needs them.
+    cpu[cpu > 0] += 2 * rows / rates.token_bytes + 2 * rows / rates.cpu_bytes
     on_cpu = np.concatenate([[0.0], np.cumsum(loads)])
     gpu = (load.sum() - on_cpu) * flops / rates.gpu_flops
     seconds = np.maximum(cpu, np.maximum(stream, gpu))
