@@ -85,6 +85,9 @@ class EventStream(Response):
         self._keepalive = keepalive
         self._write_timeout = write_timeout
         self._started = False
+        # Whether something is being written, and when that began or ended.
+        self._is_writing = False
+        self._since = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         frames = self._source.frames()
@@ -101,7 +104,7 @@ class EventStream(Response):
 
     async def _run(self, frames: AsyncGenerator[bytes, None], scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await self._send_frames(frames, send)
+            await self._watched(self._send_frames(frames, send), send)
         except TimeoutError:
             raise
         except Exception as error:
@@ -111,30 +114,41 @@ class EventStream(Response):
             if not self._started:
                 await error_response(error, scope["path"])(scope, receive, send)
                 return
-            await self._write(send, self._source.failure(error))
+            async with asyncio.timeout(self._write_timeout):
+                await self._write(send, self._source.failure(error))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_frames(self, frames: AsyncGenerator[bytes, None], send: Send) -> None:
-        upcoming = asyncio.ensure_future(anext(frames, None))
+        """A stream is thousands of frames: neither a task nor a timer for each."""
+        async for frame in frames:
+            await self._write(send, frame)
+
+    async def _watched(self, sending: Coroutine[Any, Any, None], send: Send) -> None:
+        """Breaks silences of `sending`, and ends it with TimeoutError when a write takes too long."""
+        clock = asyncio.get_running_loop().time
+        self._since = clock()
+        task = asyncio.ensure_future(sending)
         try:
-            while True:
-                done, _ = await asyncio.wait([upcoming], timeout=self._keepalive)
-                if not done:
-                    await self._write(send, self._source.silence())
+            while not task.done():
+                is_writing = self._is_writing
+                limit = self._write_timeout if is_writing else self._keepalive
+                await asyncio.wait([task], timeout=max(self._since + limit - clock(), 0))
+                if task.done() or self._is_writing is not is_writing or clock() - self._since < limit:
                     continue
-                frame = upcoming.result()
-                if frame is None:
-                    return
-                await self._write(send, frame)
-                upcoming = asyncio.ensure_future(anext(frames, None))
+                if is_writing:
+                    raise TimeoutError
+                async with asyncio.timeout(self._write_timeout):
+                    await self._write(send, self._source.silence())
+            task.result()
         finally:
-            if not upcoming.done():
-                upcoming.cancel()
-            await asyncio.gather(upcoming, return_exceptions=True)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def _write(self, send: Send, data: bytes) -> None:
-        async with asyncio.timeout(self._write_timeout):
-            if not self._started:
-                self._started = True
-                await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+        clock = asyncio.get_running_loop().time
+        self._is_writing, self._since = True, clock()
+        if not self._started:
+            self._started = True
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+        self._is_writing, self._since = False, clock()
