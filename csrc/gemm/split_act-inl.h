@@ -4,7 +4,10 @@
 //   kStepBytes, offset(step)      of 32 columns of a panel, which stand together
 //   kInPlace                      these bytes are a weight tile as they stand: 16 rows of 16 pairs of bf16,
 //                                 one pair of columns for each output row, zeros where there is no column
-//   unpack(panel, step, columns, tile)   otherwise: makes that tile of the `columns` <= 32 columns of a step
+//   load(panel, step, k, columns)   the lines `first` and `second` of that tile that hold the columns k .. k
+//   + 4
+//                                 of a step, of which `columns` <= 32 are there
+//   kOnVectors                    one token goes through split_one_token-inl.h
 //   kScaling                      where its scales come in (gemm/panel.h)
 // Split<Weight, Terms> is it with the number of terms of the activations it meets.
 //
@@ -152,8 +155,13 @@ const std::byte* panel_of(const Pass& pass, int64_t panel) noexcept {
 template <class Weight>
 void unpack(const Pass& pass, int64_t panel, int64_t step, std::byte* tile) noexcept {
   if constexpr (!Weight::kInPlace)
-    Weight::unpack(panel_of<Weight>(pass, panel), step,
-                   std::min(kSplitColumns, pass.args.shape.in_features - step * kSplitColumns), tile);
+    for (int64_t k = 0; k < kSplitColumns; k += 4, tile += 2 * kTileRowBytes) {
+      const auto pairs =
+          Weight::load(panel_of<Weight>(pass, panel), step, k,
+                       std::min(kSplitColumns, pass.args.shape.in_features - step * kSplitColumns));
+      _mm512_store_si512(tile, pairs.first);
+      _mm512_store_si512(tile + kTileRowBytes, pairs.second);
+    }
 }
 
 // An asm, as gcc takes a function of nothing but prefetches for one without effect.
@@ -474,23 +482,4 @@ void multiply_pass(const Pass& pass, Scratch& scratch) noexcept {
   }
   pending.add();
   if (!pass.stores_directly<Weight>()) store_totals<Weight>(pass, scratch);
-}
-
-template <class Weight>
-void gemm(const GemmArgs& args) noexcept {
-  const TileRelease release;
-  Scratch scratch;
-  for (int64_t panel = args.panel_begin; panel < args.panel_end; panel += kPanelsPerPass)
-    for (int64_t m = 0; m < args.num_tokens; m += kTokensPerPass)
-      multiply_pass<Weight>({args, m, std::min(kTokensPerPass, args.num_tokens - m), panel,
-                             std::min(kPanelsPerPass, args.panel_end - panel)},
-                            scratch);
-}
-
-template <class Weight, int64_t Terms>
-constexpr Kernel split_kernel(const char* name, cpu::IsaMask isa,
-                              const char* (*reject)(const format::Shape&) noexcept) {
-  static_assert(Terms == 1 || Terms == 2);
-  return {name,   isa,          Weight::kFormat,           Terms == 1 ? ActFormat::kBf16 : ActFormat::kBf16x2,
-          reject, split<Terms>, gemm<Split<Weight, Terms>>};
 }

@@ -2,6 +2,7 @@
 // every such cell this CPU can run has the bits of the model, whatever the batch.
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "format/bf16.h"
@@ -175,6 +176,23 @@ void terms() {
   }
 }
 
+// Products around the smallest normal float, half of which count as 0: one token as in a batch.
+void tiny_products(test::Rng& rng) {
+  for (const gemm::Kernel* kernel : gemm::all_kernels()) {
+    if (!gemm::is_bf16_tiles(kernel->act) || !test::runnable(*kernel)) continue;
+    const Case batch{{48, 320}, 5, 0, 3}, one{{48, 320}, 1, 0, 3};
+    const auto source = test::random_weight(rng, kernel->weight, batch.shape);
+    const test::PackedMemory packed(kernel->weight, source);
+    std::vector<float> x = test::random_floats(rng, 7 * 320);
+    for (float& value : x) value *= 0x1p-122f;
+    const auto all = test::multiply(*kernel, batch, packed.bytes(), x, {0, 1, 2, 3, 4});
+    for (int32_t t = 0; t < 5; ++t) {
+      const auto row = test::multiply(*kernel, one, packed.bytes(), x, {t});
+      CHECK(std::memcmp(row.data(), all.data() + t * 51, 48 * sizeof(float)) == 0);
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -192,5 +210,6 @@ int main() {
       }
     }
   terms();
+  tiny_products(rng);
   return test::result();
 }

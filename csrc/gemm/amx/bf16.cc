@@ -21,15 +21,24 @@ namespace amx {
 namespace {
 
 #include "gemm/avx512/vec.h"
-#include "gemm/split_act-inl.h"
+#include "gemm/split_cells-inl.h"
 
 struct Bf16 {
   static constexpr auto kFormat = format::WeightFormat::kBf16;
   static constexpr int64_t kStepBytes = kSplitColumns * format::bf16::kColumnBytes;
   static constexpr bool kInPlace = true;
+  static constexpr bool kOnVectors = true;
   static constexpr Scaling kScaling = Scaling::kInColumns;
 
+  struct Pairs {
+    __m512i first, second;
+  };
+
   static constexpr int64_t offset(int64_t step) noexcept { return step * kStepBytes; }
+  static Pairs load(const std::byte* panel, int64_t step, int64_t k, int64_t) noexcept {
+    const std::byte* line = panel + offset(step) + k / 2 * kTileRowBytes;
+    return {_mm512_loadu_si512(line), _mm512_loadu_si512(line + kTileRowBytes)};
+  }
 };
 static_assert(format::bf16::kStep == kSplitColumns);
 

@@ -24,7 +24,7 @@ namespace {
 
 #include "gemm/avx512/fp8_pairs-inl.h"
 #include "gemm/avx512/vec.h"
-#include "gemm/split_act-inl.h"
+#include "gemm/split_cells-inl.h"
 
 // The four columns from k on of a step, of which `columns` are there: the others are 0.
 inline Fp8Pairs load_pairs(const std::byte* step, int64_t k, int64_t columns) noexcept {
@@ -39,18 +39,15 @@ struct Columns {
   static constexpr auto kFormat = format;
   static constexpr int64_t kStepBytes = kSplitColumns * kPanelRows;
   static constexpr bool kInPlace = false;
+  static constexpr bool kOnVectors = true;
   static constexpr Scaling kScaling = scale;
 
   static constexpr int64_t offset(int64_t step) noexcept { return step * kStepBytes; }
   static const float* row_scales(const std::byte* panel, int64_t in_features) noexcept {
     return format::fp8_channel::row_scales(panel, in_features);  // kPerRow
   }
-  static void unpack(const std::byte* panel, int64_t step, int64_t columns, std::byte* tile) noexcept {
-    for (int64_t k = 0; k < kSplitColumns; k += 4, tile += 2 * kTileRowBytes) {
-      const Fp8Pairs pairs = load_pairs(panel + offset(step), k, columns);
-      _mm512_store_si512(tile, pairs.first);
-      _mm512_store_si512(tile + kTileRowBytes, pairs.second);
-    }
+  static Fp8Pairs load(const std::byte* panel, int64_t step, int64_t k, int64_t columns) noexcept {
+    return load_pairs(panel + offset(step), k, columns);
   }
 };
 
@@ -59,6 +56,7 @@ struct MxFp8 {
   static constexpr auto kFormat = format::WeightFormat::kMxFp8;
   static constexpr int64_t kStepBytes = kSplitColumns * kPanelRows;
   static constexpr bool kInPlace = false;
+  static constexpr bool kOnVectors = false;  // a scale of 2^-127 would count as 0
   static constexpr Scaling kScaling = Scaling::kInColumns;
   static_assert(format::mxfp8::kGroup == kSplitColumns);
 
@@ -80,13 +78,10 @@ struct MxFp8 {
     const __m512i high = _mm512_and_si512(_mm512_castps_si512(_mm512_mul_ps(second, scale)), upper);
     return _mm512_or_si512(low, high);
   }
-  static void unpack(const std::byte* panel, int64_t step, int64_t columns, std::byte* tile) noexcept {
+  static Fp8Pairs load(const std::byte* panel, int64_t step, int64_t k, int64_t columns) noexcept {
     const __m512 scale = load_scales(panel + format::mxfp8::scales_offset(step * kSplitColumns));
-    for (int64_t k = 0; k < kSplitColumns; k += 4, tile += 2 * kTileRowBytes) {
-      const Fp8Pairs pairs = load_pairs(panel + offset(step), k, columns);
-      _mm512_store_si512(tile, scaled(pairs.first, scale));
-      _mm512_store_si512(tile + kTileRowBytes, scaled(pairs.second, scale));
-    }
+    const Fp8Pairs pairs = load_pairs(panel + offset(step), k, columns);
+    return {scaled(pairs.first, scale), scaled(pairs.second, scale)};
   }
 };
 
