@@ -121,11 +121,12 @@ def answer(engine: Any, tokenizer: TiktokenTokenizer, closing: Any, schema: Any,
     times["compile"].append(first[0])
     times["first"].append(sum(first))
     while len(tokens) < MAX_TOKENS:
-        allowed = np.flatnonzero(np.unpackbits(engine.mask.view(np.uint8), bitorder="little")[: tokenizer.vocab_size])
+        bits = np.unpackbits(engine.mask.view(np.uint8), count=tokenizer.vocab_size, bitorder="little")
+        allowed = np.flatnonzero(bits)
         if not allowed.size or (may_end and (len(tokens) > 60 or rng.random() < 0.05)):
             break
         usual = allowed
-        if len(tokens) > 60 and rng.random() < 0.7 and (near := np.intersect1d(allowed, closing)).size:
+        if len(tokens) > 60 and rng.random() < 0.7 and (near := closing[bits[closing] > 0]).size:
             usual = near
         tokens.append(int(rng.choice(usual)))
         if timed(lambda: engine.take(tokens[-1]), times["take"]):
