@@ -71,6 +71,7 @@ def test_honoured_flags_reach_their_fields():
         "--max-running-requests": 2,
         "--max-total-tokens": 327680,
         "--gpu-experts": 8,
+        "--gpu-prefill-threshold": 400,
         "--chunked-prefill-size": 16384,
         "--chat-template": Path("/opt/templates/Kimi-K2.7-Default.jinja"),
         "--tool-call-parser": "kimi_k2",

@@ -1,8 +1,9 @@
+# Fixtures of other files are arguments here.
+# ruff: noqa: F811
 """Whole models with none, some and all routed experts on the GPU, launched and as CUDA graphs."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,30 +16,38 @@ from tests.models.paging import Pager
 from tests.models.test_oracle import tokens
 from tests.models.variants import VARIANTS
 
-from proa.models import DecodeGraphs, inspect, load_model
+from proa.models import DecodeGraphs, ExpertPlan, inspect, load_model
 from proa.moe.placement import ExpertBudget, place
 from proa.weights.checkpoint import Checkpoint
 
 NAMES = ("kimi_int4", "qwen3", "mixtral_tied")
 
 
-def load(path, runtime, trunk, share):  # noqa: F811
+def load(path, runtime, trunk, share, stream_from=None):
     checkpoint = Checkpoint.open(path)
     info = inspect(checkpoint).experts
     placement = place("random", ExpertBudget.ratio(info.layers, info.experts, share))
     options = {"max_tokens": MAX_TOKENS, "max_positions": 256, "expert_activations": "bf16"}
-    on_gpu = np.array(placement.on_gpu) if placement.num_gpu_experts else None
-    model = load_model(checkpoint, runtime, device=trunk, attention="triton", experts_on_gpu=on_gpu, **options)
+    plan = ExpertPlan(placement.on_gpu, stream_from, 1 << 16)
+    model = load_model(checkpoint, runtime, device=trunk, attention="triton", expert_plan=plan, **options)
     return model, load_model(checkpoint, runtime, **options)
 
 
 @on_gpu_only
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
-def test_logits_do_not_depend_on_where_experts_are(name, share, make_case, runtime, trunk, device):  # noqa: F811
+@pytest.mark.parametrize(("share", "stream_from"), [(0.0, None), (0.4, None), (1.0, None), (0.0, 20), (0.4, 20)])
+def test_logits_do_not_depend_on_where_experts_are(
+    name,
+    share,
+    stream_from,
+    make_case,
+    runtime,
+    trunk,
+    device,
+):
     """Against all on the CPU: prompts of a few and of many tokens, then single tokens launched and replayed."""
     path = make_case(next(v for v in VARIANTS if v.name == name)).path
-    model, on_cpu = load(path, runtime, trunk, share)
+    model, on_cpu = load(path, runtime, trunk, share, stream_from)
     assert model.is_capturable
     pages = [Pager(model, num_blocks=16, device=device), Pager(on_cpu, num_blocks=16, device="cpu")]
     with torch.inference_mode():
@@ -58,7 +67,7 @@ def test_logits_do_not_depend_on_where_experts_are(name, share, make_case, runti
 
 @on_gpu_only
 @pytest.mark.parametrize("share", [0.0, 0.4])
-def test_replays_have_the_bits_of_launches(share, make_case, runtime, trunk, device):  # noqa: F811
+def test_replays_have_the_bits_of_launches(share, make_case, runtime, trunk, device):
     from tests.gpu.test_trunk import Replayed
 
     path = make_case(next(v for v in VARIANTS if v.name == "kimi_int4")).path

@@ -235,6 +235,15 @@ FLAGS: tuple[Flag, ...] = (
         sglang=("--init-expert-location",),
     ),
     Flag(
+        "--gpu-prefill-threshold",
+        "engine",
+        "gpu_prefill_threshold",
+        int,
+        "Forward passes of at least so many tokens stream the experts through the GPU.",
+        unset="experts in RAM run on the CPU",
+        sglang=("--kt-gpu-prefill-token-threshold",),
+    ),
+    Flag(
         "--max-running-requests",
         "engine",
         "max_running_requests",

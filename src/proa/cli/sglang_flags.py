@@ -43,7 +43,6 @@ _ONE_MACHINE = "proa is one process on one machine; nothing is split"
 FOREIGN: tuple[ForeignFlag, ...] = (
     ForeignFlag(("--kt-threadpool-count",), 1, "threads are pinned to cores found at start; see `proa doctor`"),
     ForeignFlag(("--kt-numa-nodes",), "+", "threads are pinned to cores found at start; see `proa doctor`"),
-    ForeignFlag(("--kt-gpu-prefill-token-threshold",), 1, "prefill runs on the CPU in this version"),
     ForeignFlag(
         ("--kt-max-deferred-experts-per-token",),
         1,

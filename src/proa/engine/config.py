@@ -40,6 +40,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     disable_cuda_graph, cuda_graph_max_bs: decode steps of up to so many sequences are captured as CUDA graphs at start.
     gpu_experts, gpu_experts_ratio: routed experts on the GPU, per layer or of all; the ratio goes first. None: none.
     expert_placement: which ones they are; a file of routing counts, expert_location, goes with frequency and auto.
+    gpu_prefill_threshold: forwards of so many tokens and more stream the experts through the GPU; None: none do.
     random_seed: makes requests without a seed reproducible from run to run; None draws from the OS.
     """
 
@@ -67,6 +68,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     gpu_experts_ratio: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     expert_placement: Literal["auto", "uniform", "frequency", "front-loading", "random"] = "auto"
     expert_location: str | None = None
+    gpu_prefill_threshold: _Positive | None = None
     random_seed: int | None = None
     memory_fraction: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.8
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -21,6 +21,7 @@ from proa.engine.memory import available_bytes
 from proa.kvcache.pool import KVPool
 from proa.models import (
     DecodeGraphs,
+    ExpertPlan,
     Model,
     ModelInfo,
     check_expert_method,
@@ -30,7 +31,6 @@ from proa.models import (
     open_experts,
     packed_bytes,
 )
-from proa.moe.placement import Placement
 from proa.native.runtime import CpuRuntime
 from proa.weights.checkpoint import Checkpoint
 from proa.weights.expert_source import ExpertSource
@@ -93,16 +93,18 @@ def _load_on_gpu(
 ) -> LoadedModel:
     max_tokens = max_forward_tokens(config)
     trunk = gpu_bytes(checkpoint, experts, max_tokens=max_tokens)
-    all_bytes, info = packed_bytes(checkpoint, experts), model_info.experts
-    placement = place_experts(config, info)
-    needed = with_experts(trunk, placement, info, all_bytes=all_bytes - trunk.weights, max_tokens=max_tokens)
+    expert_bytes, info = packed_bytes(checkpoint, experts) - trunk.weights, model_info.experts
+    placed = place_experts(config, info, all_bytes=expert_bytes, gpu_bytes=gpu.total_bytes)
+    needed = with_experts(trunk, placed, info, all_bytes=expert_bytes, max_tokens=max_tokens)
     plan, notes = plan_gpu(config, gpu, model_info, needed)
-    check_expert_memory(all_bytes - needed.weights, available_bytes())
+    on_gpu = int(placed.on_gpu.sum())
+    all_experts = max(1, info.layers * info.experts)
+    check_expert_memory(expert_bytes - expert_bytes * on_gpu // all_experts, available_bytes())
     # One core for the thread that launches: threads of the experts stay awake during a step.
     runtime = CpuRuntime(config.num_threads, spare=1)
-    model = _load(config, gpu, runtime, checkpoint, experts, plan.max_model_len, report, placement)
+    model = _load(config, gpu, runtime, checkpoint, experts, plan.max_model_len, report, placed)
     notes = {**plan.notes, **_info(config, model_info, runtime), **notes}
-    notes["gpu_experts"] = f"{placement.num_gpu_experts} of {info.layers * info.experts}, {config.expert_placement}"
+    notes["gpu_experts"] = f"{on_gpu} of {all_experts}, {config.expert_placement}"
     capture = None
     if model.is_capturable and not config.disable_cuda_graph:
         capture = partial(_capture, model, min(config.cuda_graph_max_bs, config.max_running_requests))
@@ -122,7 +124,7 @@ def _load(
     experts: ExpertSource | None,
     max_positions: int,
     report: Report,
-    placement: Placement | None = None,
+    expert_plan: ExpertPlan | None = None,
 ) -> Model:
     return load_model(
         checkpoint,
@@ -134,7 +136,7 @@ def _load(
         expert_activations=config.expert_activations,
         device=create_device(gpu, runtime),
         attention="cpu" if gpu is None else gpu_backend(config.attention_backend),
-        experts_on_gpu=placement.on_gpu if placement is not None and placement.num_gpu_experts else None,
+        expert_plan=expert_plan,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -11,9 +12,27 @@ import torch
 from proa.device.backend import Device
 from proa.native.ops import ExpertWorkspace
 
-__all__ = ["Workspace", "measuring_workspace"]
+__all__ = ["ExpertPlan", "Workspace", "measuring_workspace"]
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertPlan:
+    """Which routed experts are in GPU memory and which go through it.
+
+    on_gpu: bool `[MoE layers, experts]`. stream_from: forwards of so many tokens and more have the other experts
+    stream through `ring_bytes` of GPU memory; None: they run on the CPU.
+    """
+
+    on_gpu: np.ndarray
+    stream_from: int | None = None
+    ring_bytes: int = 0
+
+    @property
+    def uses_gpu(self) -> bool:
+        """Whether any expert runs on the GPU."""
+        return self.stream_from is not None or bool(self.on_gpu.any())
 
 
 class Workspace:
@@ -22,14 +41,14 @@ class Workspace:
     Layers of one kind ask for the same names and so share the memory. `experts` is the scratch of every expert layer
     on the CPU, grown by each while it is loaded to what it needs.
 
-    `experts_on_gpu` bool `[MoE layers, experts]`: the routed experts that are not in RAM; None: there are none.
+    `expert_plan`: for routed experts under a trunk on a GPU; None: all are in RAM and run there.
     """
 
-    __slots__ = ("_buffers", "_experts", "_host_buffers", "_shared", "device", "experts_on_gpu", "max_tokens")
+    __slots__ = ("_buffers", "_experts", "_host_buffers", "_shared", "device", "expert_plan", "max_tokens")
 
-    def __init__(self, device: Device, max_tokens: int, experts_on_gpu: np.ndarray | None = None) -> None:
+    def __init__(self, device: Device, max_tokens: int, expert_plan: ExpertPlan | None = None) -> None:
         self.device = device
-        self.experts_on_gpu = experts_on_gpu
+        self.expert_plan = expert_plan
         self._experts: ExpertWorkspace | None = None
         self.max_tokens = max_tokens
         self._buffers: dict[str, torch.Tensor] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from proa.layers.workspace import ExpertPlan
 from proa.models.decode_graph import DecodeGraphs
 from proa.models.expert_method import check_expert_method
 from proa.models.expert_sources import expert_layout, open_experts
@@ -10,6 +11,7 @@ from proa.models.loader import ExpertInfo, GpuBytes, Model, ModelInfo, gpu_bytes
 __all__ = [
     "DecodeGraphs",
     "ExpertInfo",
+    "ExpertPlan",
     "GpuBytes",
     "Model",
     "ModelInfo",

@@ -6,7 +6,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from proa.attention.backend import AttentionBackend, AttentionStep, create_attention
@@ -22,7 +21,7 @@ from proa.layers.mlp import GatedMLP, MlpNames, load_mlp, mlp_rows
 from proa.layers.norm import RMSNorm
 from proa.layers.parameters import ParameterReader
 from proa.layers.rotary import RotaryEmbedding
-from proa.layers.workspace import Workspace, measuring_workspace
+from proa.layers.workspace import ExpertPlan, Workspace, measuring_workspace
 from proa.moe.layer import MoeLayer, MoeRows, MoeSpec
 from proa.moe.traffic import ExpertTraffic
 
@@ -124,13 +123,13 @@ class Decoder:
         max_tokens: int,
         max_positions: int,
         attention: str,
-        experts_on_gpu: np.ndarray | None = None,
+        expert_plan: ExpertPlan | None = None,
     ) -> Decoder:
         """Reads and packs all parameters. `max_tokens`: of one forward; `max_positions`: of a sequence.
 
-        `attention`: the name of an attention backend for the device. `experts_on_gpu`: see `Workspace`.
+        `attention`: the name of an attention backend for the device. `expert_plan`: see `Workspace`.
         """
-        workspace = Workspace(reader.device, max_tokens, experts_on_gpu)
+        workspace = Workspace(reader.device, max_tokens, expert_plan)
         rotary = RotaryEmbedding(reader.device, spec.attention.rotary, max_positions)
         embedding = Embedding.load(reader, "model.embed_tokens", vocab_size=spec.vocab_size, hidden=spec.hidden)
         layers = [DecoderLayer.load(reader, spec, layer, rotary, workspace) for layer in range(spec.num_layers)]

@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
 
 from proa.attention.batch import ForwardBatch, StillWanted
@@ -21,6 +20,7 @@ from proa.kvcache.layout import KVLayout
 from proa.kvcache.pool import KVPool
 from proa.layers.kernel_check import Activations, check_kernels
 from proa.layers.parameters import ParameterReader
+from proa.layers.workspace import ExpertPlan
 from proa.models.config import ModelConfig
 from proa.models.decoder import Decoder, gpu_scratch_bytes
 from proa.models.registry import checkpoint_config, decoder_spec
@@ -162,7 +162,7 @@ def load_model(
     expert_activations: Activations = "int8",
     device: Device | None = None,
     attention: str = "cpu",
-    experts_on_gpu: np.ndarray | None = None,
+    expert_plan: ExpertPlan | None = None,
 ) -> Model:
     """Packs every weight, tensor by tensor, into its place.
 
@@ -170,7 +170,7 @@ def load_model(
     `expert_activations`: what the inputs of gated MLPs may be rounded to; "bf16" trades speed for accuracy, "trunk"
     gives them the precision of the other linears.
     `device`: of the trunk, around the same `runtime`; None: the CPU. `attention`: a backend for it.
-    `experts_on_gpu` bool `[MoE layers, experts]`: routed experts that go to the GPU instead of RAM.
+    `expert_plan`: of a trunk on a GPU; None: routed experts are in RAM and run there.
     `max_tokens`: largest forward; `max_positions`: longest sequence, at most the model's own limit (else ConfigError).
     Raises CheckpointError naming a tensor that is missing, unexpected or of a wrong shape, and KernelFaultError when a
     kernel fails its self-test.
@@ -195,7 +195,7 @@ def load_model(
             max_tokens=max_tokens,
             max_positions=max_positions,
             attention=attention,
-            experts_on_gpu=experts_on_gpu,
+            expert_plan=expert_plan,
         )
     reader.finish(ignored)
     progress.finish()

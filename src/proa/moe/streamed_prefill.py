@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,18 +30,26 @@ class _Layer:
 class PrefillPass:
     """What the layers of a model share: the stream of experts, tokens for the CPU's, and the plan of a chunk.
 
-    The experts of all layers have one format and size.
+    The experts of all layers have one format and size. `planner`: plans a chunk of so many tokens when its first layer
+    comes to it, for who does not call `begin`; with one, Python waits for every layer, so that a chunk may be given up
+    between layers.
     """
 
-    __slots__ = ("_layers", "_others", "_plans", "compute", "exchange", "stream", "worker")
+    __slots__ = ("_layers", "_others", "_plans", "compute", "exchange", "planner", "stream", "worker")
 
     def __init__(
-        self, stream: WeightStream, worker: StreamWorker, exchange: ExpertExchange, compute: ExpertCompute
+        self,
+        stream: WeightStream,
+        worker: StreamWorker,
+        exchange: ExpertExchange,
+        compute: ExpertCompute,
+        planner: Callable[[int], Sequence[LayerPlan]] | None = None,
     ) -> None:
         self.stream = stream
         self.worker = worker
         self.exchange = exchange
         self.compute = compute
+        self.planner = planner
         self._layers: list[_Layer] = []
         self._plans: Sequence[LayerPlan] = ()
         self._others = torch.empty(0)
@@ -97,6 +105,8 @@ class StreamedPrefill:
 
     def submit(self, x: torch.Tensor, topk: TopK, ctx: LayerContext) -> None:
         shared, layer = self._pass, self._layer
+        if layer == 0 and shared.planner is not None:
+            shared.begin(shared.planner(x.shape[0]))
         if shared.plan(layer).cpu:
             shared.exchange.give(x, topk, shared.not_on_cpu(layer))
             shared.worker.submit(stream_handle(x.device), shared.job(layer))
@@ -110,3 +120,5 @@ class StreamedPrefill:
         if self._pass.plan(self._layer).cpu:
             self._pass.worker.wait(stream_handle(x.device), self._pass.job(self._layer))
             self._pass.exchange.take(ctx.out)
+        if self._pass.planner is not None and x.device.type == "cuda":
+            torch.cuda.current_stream(x.device).synchronize()

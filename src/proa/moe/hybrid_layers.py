@@ -1,0 +1,158 @@
+"""The layers of a model with experts on CPU and GPU: what they share, and each layer's strategies."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from proa.core.errors import UnsupportedError
+from proa.layers.workspace import ExpertPlan, Workspace
+from proa.moe.cpu_experts import CpuExperts
+from proa.moe.deferral import DeferralPlan
+from proa.moe.gpu_experts import ExpertArena, ExpertCompute, GpuExperts, stream_handle
+from proa.moe.hybrid import HybridDecode, HybridShared
+from proa.moe.prefill_plan import LayerPlan
+from proa.moe.stream import WeightStream
+from proa.moe.streamed_prefill import PrefillPass, StreamedPrefill
+from proa.native import _C
+
+__all__ = ["MAX_FEW_TOKENS", "Hybrid", "HybridLayer"]
+
+_log = logging.getLogger("proa.moe")
+
+# The largest batch of a decode step that is captured as a graph (engine.config).
+MAX_FEW_TOKENS = 256
+MAX_LAYERS = 512
+RING_PARTS = 4
+PIN_THREADS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class HybridLayer:
+    """`prefill`: None unless experts stream through the GPU."""
+
+    cpu: CpuExperts
+    gpu: GpuExperts
+    decode: HybridDecode
+    prefill: StreamedPrefill | None
+
+
+class Hybrid:
+    """What the layers share, and the layers made so far.
+
+    `max_tokens`: of a forward whose tokens are handed to the CPU.
+    """
+
+    def __init__(self, workspace: Workspace, plan: ExpertPlan, driver: _C.CudaDriver, top_k: int, hidden: int) -> None:
+        self.plan = plan
+        self.max_tokens = workspace.max_tokens
+        if not plan.on_gpu.any():
+            self.max_tokens = min(MAX_FEW_TOKENS, self.max_tokens)
+        self._workspace = workspace
+        self._device = workspace.device.torch_device
+        self._driver = driver
+        self._top_k = top_k
+        runtime = workspace.device.runtime
+        self._worker = _C.StreamWorker(driver, runtime.pool, runtime.cpus[0], max_jobs=2 * MAX_LAYERS)
+        late = DeferralPlan((0,) * MAX_LAYERS)
+        self._shared = HybridShared.create(self._worker, late, self._device, self.max_tokens, hidden, top_k)
+        self._layers: list[HybridLayer] = []
+        self._arena: ExpertArena | None = None
+        self._pass: PrefillPass | None = None
+        self._scratch: Any = None
+        self._pinned: list[int] = []
+        # The layers are kept until then. At the end of the process the system lets go of everything.
+        weakref.finalize(self, _unpin, driver, self._pinned).atexit = False
+
+    @classmethod
+    def create(cls, experts: CpuExperts, workspace: Workspace, max_top_k: int) -> Hybrid | None:
+        """None, with a line in the log, where the driver cannot hand over."""
+        plan = workspace.expert_plan or ExpertPlan(np.zeros((MAX_LAYERS, experts.layer.num_experts), np.bool_))
+        try:
+            driver = _C.CudaDriver()
+        except (_C.CudaMissing, _C.CudaError) as error:
+            if plan.uses_gpu:
+                raise UnsupportedError("GPU experts", "a CUDA driver that hands over", error) from error
+            _log.warning("experts are waited for in Python, without CUDA graphs: %s", error)
+            return None
+        return cls(workspace, plan, driver, max_top_k, experts.hidden)
+
+    def add(self, experts: CpuExperts) -> HybridLayer:
+        """The next MoE layer; its experts on the GPU are copied there, the others pinned if they are to stream."""
+        index = len(self._layers)
+        gpu = self._gpu_experts(experts)
+        chosen = np.flatnonzero(self.plan.on_gpu[index]).tolist()
+        for expert in chosen:
+            gpu.begin(expert, experts.layer.blocks(expert), stream_handle(self._device))
+            gpu.commit(expert)
+        if chosen:
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            for expert in chosen:
+                experts.layer.drop(expert)
+            experts.layer.release_memory()
+        previous = self._layers[-1].decode if self._layers else None
+        decode = HybridDecode(index, experts.layer, gpu, self._shared, previous, waits_above=MAX_FEW_TOKENS)
+        self._layers.append(HybridLayer(experts, gpu, decode, self._prefill(experts, gpu)))
+        return self._layers[-1]
+
+    def _gpu_experts(self, experts: CpuExperts) -> GpuExperts:
+        layer = experts.layer
+        if self._arena is None:
+            self._arena = ExpertArena(self._device, sum(layer.linear_bytes), int(self.plan.on_gpu.sum()))
+        compute: ExpertCompute = _no_experts
+        if self.plan.uses_gpu:
+            if layer.has_bias:
+                raise UnsupportedError("GPU experts", "experts without biases", "biases", "leave all on the CPU")
+            compute = self._grouped(experts)
+        return GpuExperts(self._arena, layer.num_experts, layer.linear_bytes, compute, self._driver)
+
+    def _grouped(self, experts: CpuExperts) -> ExpertCompute:
+        from proa.kernels.experts import ExpertFormat, ExpertScratch  # slow to import
+        from proa.moe.grouped import GroupedCompute
+
+        (gate_up, down), activation = experts.layer.formats, experts.activation
+        fmt = ExpertFormat(
+            experts.hidden, experts.intermediate, gate_up, down, activation.gating, activation.limit, activation.alpha
+        )
+        if self._scratch is None:
+            tokens, count = self._workspace.max_tokens, experts.layer.num_experts
+            self._scratch = ExpertScratch(tokens, self._top_k, count, fmt, self._device)
+        return GroupedCompute(fmt, self._scratch)
+
+    def _prefill(self, experts: CpuExperts, gpu: GpuExperts) -> StreamedPrefill | None:
+        if self.plan.stream_from is None:
+            return None
+        layer = experts.layer
+        self._driver.pin(layer.used_memory, PIN_THREADS)
+        self._pinned += [start for start, _ in layer.used_memory]
+        if self._pass is None:
+            expert_bytes = sum(layer.linear_bytes)
+            part = max(1, self.plan.ring_bytes // RING_PARTS // expert_bytes) * expert_bytes
+            stream = WeightStream(self._device, self._driver, part, RING_PARTS)
+            exchange = self._shared.exchange(0)  # no expert of a streamed chunk runs on the CPU
+            self._pass = PrefillPass(stream, self._worker, exchange, self._grouped(experts), self._stream_all)
+        return StreamedPrefill(layer, gpu, self._pass)
+
+    def _stream_all(self, _: int) -> Sequence[LayerPlan]:
+        """All experts in RAM cross the bus, whatever the number of tokens."""
+        plans = []
+        for layer in self._layers:
+            in_ram = (e for e in range(layer.cpu.layer.num_experts) if layer.cpu.layer.is_loaded(e))
+            plans.append(LayerPlan(tuple(in_ram), (), 0.0))
+        return plans
+
+
+def _unpin(driver: _C.CudaDriver, starts: list[int]) -> None:
+    for start in starts:
+        driver.unpin(start)
+
+
+def _no_experts(*_: Any, **__: Any) -> None:
+    raise AssertionError("no expert is on the GPU")
