@@ -15,7 +15,7 @@ from proa.engine.config import EngineConfig
 from proa.engine.gpu_plan import check_expert_memory, plan_gpu
 from proa.engine.kv_plan import KVPlan
 from proa.kvcache.layout import KVLayout
-from proa.models import GpuBytes, ModelInfo
+from proa.models import ExpertInfo, GpuBytes, ModelInfo
 
 GIB = 2**30
 # 4 layers x (8 heads x (128 + 128)) of bf16: 16 KiB per token.
@@ -26,6 +26,7 @@ MODEL = ModelInfo(
     max_position_embeddings=32768,
     eos_token_ids=(2,),
     has_float32_trunk=False,
+    experts=ExpertInfo(layers=3, experts=8, top_k=2, hidden=256, intermediate=128),
 )
 
 
