@@ -207,7 +207,7 @@ def test_captured_decode_steps_have_the_same_bits(make_case, trunk, runtime, dev
     sequences = [[p.sequence(64) for _ in range(5)] for p in pages]
     with torch.inference_mode():
         for size in (5, 1, 3, 5, 2):
-            lengths = [1 + 7 * i for i in range(5)] if sequences[0][0].length == 0 else [1] * size
+            lengths = [1 + 5 * i for i in range(5)] if sequences[0][0].length == 0 else [1] * size
             chunks = [tokens(n, seed) for seed, n in enumerate(lengths)]
             found = [
                 p.forward(list(zip(s[: len(chunks)], chunks, strict=True)))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from proa.attention.batch import ForwardBatch
+from proa.attention.batch import ForwardBatch, Span
 from proa.kvcache.pool import KVPool
 
 BLOCK_SIZE = 16
@@ -44,7 +44,7 @@ class Pager:
         With `still_wanted` the logits that are left; they are not remembered.
         """
         table = torch.zeros(len(chunks), max(len(s.blocks) for s, _ in chunks), dtype=torch.int32)
-        positions, ids, slots, logit_rows = [], [], [], []
+        positions, ids, slots, logit_rows, spans = [], [], [], [], []
         start = 0
         for index, (sequence, tokens) in enumerate(chunks):
             table[index, : len(sequence.blocks)] = torch.tensor(sequence.blocks)
@@ -54,6 +54,8 @@ class Pager:
             ids.append(torch.full((len(tokens),), index))
             rows = torch.arange(start, start + len(tokens))
             logit_rows.append(rows[-1:] if last_only else rows)
+            if len(tokens) > 1:
+                spans.append(Span(index, start, len(tokens), sequence.length + len(tokens)))
             start += len(tokens)
             sequence.length += len(tokens)
         batch = ForwardBatch(
@@ -65,6 +67,7 @@ class Pager:
             block_size=BLOCK_SIZE,
             logit_rows=torch.cat(logit_rows).int().to(self.device),
             num_single=next((i for i, (_, tokens) in enumerate(chunks) if len(tokens) > 1), len(chunks)),
+            spans=tuple(spans),
         )
         logits = self.model.forward(batch, self.kv, still_wanted).cpu()
         if still_wanted is not None:

@@ -11,7 +11,7 @@ import torch
 
 from proa.attention.batch import ForwardBatch
 from proa.attention.cpu import CpuAttention
-from proa.attention.gpu import TorchAttention
+from proa.attention.gpu import torch_attention
 from proa.attention.shape import HeadShape
 from proa.core.errors import ConfigError
 from proa.device.backend import Device
@@ -49,14 +49,14 @@ class AttentionBackend(Protocol):
 
 
 def _triton(device: Device, shape: HeadShape) -> AttentionBackend:
-    from proa.attention.triton import TritonAttention  # slow to import
+    from proa.attention.triton import triton_attention  # slow to import
 
-    return TritonAttention(device, shape)
+    return triton_attention(device, shape)
 
 
 BACKENDS: dict[str, Callable[[Device, HeadShape], AttentionBackend]] = {
     "cpu": CpuAttention,
-    "torch": TorchAttention,
+    "torch": torch_attention,
     "triton": _triton,
 }
 

@@ -7,11 +7,21 @@ from dataclasses import dataclass, replace
 
 import torch
 
-__all__ = ["ForwardBatch", "StillWanted"]
+__all__ = ["ForwardBatch", "Span", "StillWanted"]
 
 # Asked between layers: the token rows [K] int64 that are still wanted, ascending and counted in the batch as it is by
 # then; whole sequences. None: all of them.
 StillWanted = Callable[[], torch.Tensor | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Rows `first .. first + count` are one sequence's, the last `count` of the `context` tokens it then has."""
+
+    sequence: int  # row in block_tables
+    first: int
+    count: int
+    context: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +40,7 @@ class ForwardBatch:
     block_size: int
     logit_rows: torch.Tensor  # [L] int32, token rows whose logits are wanted, ascending
     num_single: int = 0  # the first rows, each the only token of its sequence; there may be others
+    spans: tuple[Span, ...] = ()  # chunks of several tokens, as far as they are known; first row ascending
 
     def select(self, rows: torch.Tensor) -> ForwardBatch:
         """The batch of the token rows `rows` [K] int64, ascending, alone."""
@@ -41,4 +52,9 @@ class ForwardBatch:
             slots=self.slots[rows],
             logit_rows=torch.isin(rows, self.logit_rows).nonzero()[:, 0].int(),
             num_single=int((rows < self.num_single).sum()),
+            spans=tuple(
+                replace(span, first=int((rows < span.first).sum()))
+                for span in self.spans
+                if bool((rows == span.first).any())
+            ),
         )

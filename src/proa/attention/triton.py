@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from proa.attention.batch import ForwardBatch
+from proa.attention.gpu import GpuAttention
 from proa.attention.shape import HeadShape
 from proa.device.backend import Device
 from proa.kernels.decode_attention import DecodeScratch, paged_decode
 from proa.kernels.prefill_attention import paged_prefill
 from proa.kernels.rows import kv_store
-from proa.kvcache.pool import KVPool
 
-__all__ = ["TritonAttention"]
+__all__ = ["triton_attention"]
 
 # Batches of at most so many tokens are all taken for single tokens, whose contexts are split over the GPU.
 _FEW_TOKENS = 32
@@ -20,66 +19,58 @@ _FEW_TOKENS = 32
 _MAX_SINGLE = 256
 
 
-class TritonAttention:
+def triton_attention(device: Device, shape: HeadShape) -> GpuAttention:
     """Single tokens with their context split over the GPU, chunks of prompts in tiles of tokens."""
+    scratch = DecodeScratch(_MAX_SINGLE, shape.num_heads, shape.value_dim, device.torch_device)
+    return GpuAttention(_TritonKernels(scratch))
 
+
+class _TritonKernels:
     __slots__ = ("_scratch",)
 
-    def __init__(self, device: Device, shape: HeadShape) -> None:
-        self._scratch = DecodeScratch(_MAX_SINGLE, shape.num_heads, shape.value_dim, device.torch_device)
+    kv_store = staticmethod(kv_store)
 
-    def begin(self, batch: ForwardBatch, kv: KVPool) -> TritonAttentionStep:
-        return TritonAttentionStep(batch, kv, self._scratch)
-
-
-class TritonAttentionStep:
-    """One forward pass; see AttentionStep for shapes."""
-
-    __slots__ = ("_batch", "_kv", "_scratch", "_single")
-
-    def __init__(self, batch: ForwardBatch, kv: KVPool, scratch: DecodeScratch) -> None:
-        self._batch = batch
-        self._kv = kv
+    def __init__(self, scratch: DecodeScratch) -> None:
         self._scratch = scratch
-        tokens = batch.positions.shape[0]
-        self._single = tokens if tokens <= _FEW_TOKENS else min(batch.num_single, _MAX_SINGLE)
 
-    def attend(
+    def paged_attention(
         self,
-        layer: int,
-        *,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor | None,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        block_tables: torch.Tensor,
+        block_size: int,
+        sequence_ids: torch.Tensor,
+        positions: torch.Tensor,
         scale: float,
         out: torch.Tensor,
+        *,
+        num_single: int,
     ) -> None:
-        keys, values, batch, single = self._kv.key(layer), self._kv.value(layer), self._batch, self._single
-        kv_store(key, keys.flatten(1), batch.slots)
-        if value is not None:
-            kv_store(value, values.flatten(1), batch.slots)
-        tables, size = batch.block_tables, batch.block_size
-        sequences, positions = batch.sequence_ids, batch.positions
-        paged_decode(
-            query[:single],
-            keys,
-            values,
-            tables,
-            size,
-            sequences[:single],
-            positions[:single],
-            scale,
-            out[:single],
-            self._scratch,
-        )
-        paged_prefill(
-            query[single:],
-            keys,
-            values,
-            tables,
-            size,
-            sequences[single:],
-            positions[single:],
-            scale,
-            out[single:],
-        )
+        tokens = q.shape[0]
+        single = tokens if tokens <= _FEW_TOKENS else min(num_single, _MAX_SINGLE)
+        if single:
+            paged_decode(
+                q[:single],
+                k_cache,
+                v_cache,
+                block_tables,
+                block_size,
+                sequence_ids[:single],
+                positions[:single],
+                scale,
+                out[:single],
+                self._scratch,
+            )
+        if single < tokens:
+            paged_prefill(
+                q[single:],
+                k_cache,
+                v_cache,
+                block_tables,
+                block_size,
+                sequence_ids[single:],
+                positions[single:],
+                scale,
+                out[single:],
+            )

@@ -48,6 +48,9 @@ class HeadsWeight(Protocol):
     def forward(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """`out[t, h] = x[t, h] @ W_h.T`; x float32 `[T, heads, in]`, out `[T, heads, out]`, rows may be strided."""
 
+    def values(self) -> torch.Tensor:
+        """On a GPU: bf16 `[heads, out, in]`, as many tokens are multiplied with."""
+
 
 class Device(Protocol):
     """Operations of the trunk. Index tensors are int32; all tensors lie on `torch_device`."""

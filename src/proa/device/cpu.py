@@ -85,3 +85,6 @@ class _CpuHeadsWeight:
 
     def forward(self, x: torch.Tensor, out: torch.Tensor) -> None:
         ops.heads_linear(self._pool, x, self._heads, out)
+
+    def values(self) -> torch.Tensor:
+        raise NotImplementedError("only a GPU expands latents")

@@ -44,14 +44,15 @@ class TrunkKernels(Protocol):
 class LinearKernels:
     """Functions of `proa.kernels` of these names, and the weight formats of the first.
 
-    `linear` rounds weights of few bits to bf16, for few tokens too. `gemv`: plain weights and up to `gemv_tokens`.
+    `linear` rounds weights of few bits to bf16, for few tokens too. `gemv`: of plain weights, where
+    `gemv_is_fast(tokens, out_features)`.
     """
 
     linear: Callable[..., None]
     gemv: Callable[..., None]
     heads_linear: Callable[..., None]
     formats: frozenset[str]
-    gemv_tokens: int
+    gemv_is_fast: Callable[[int, int], bool]
 
     def reads(self, weight: PlacedWeight) -> bool:
         return weight.format in self.formats and (ROW_FORMATS[weight.format].plain or weight.in_features % 32 == 0)
@@ -133,11 +134,12 @@ class _GpuWeight:
         self, x: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None = None, accumulate: bool = False
     ) -> None:
         device, weight = self._device, self._weight
-        if device.linears is not None and x.shape[0] <= device.linears.gemv_tokens and weight.format in _PLAIN:
-            device.linears.gemv(x, weight.data, out, bias=bias, accumulate=accumulate)
+        linears = device.linears
+        if linears is not None and weight.format in _PLAIN and linears.gemv_is_fast(x.shape[0], weight.out_features):
+            linears.gemv(x, weight.data, out, bias=bias, accumulate=accumulate)
             return
-        if device.linears is not None and device.linears.reads(weight) and not _is_cublas_faster(device, x, weight):
-            device.linears.linear(
+        if linears is not None and linears.reads(weight) and not _is_cublas_faster(device, x, weight):
+            linears.linear(
                 x,
                 weight.data,
                 weight.scales,
@@ -172,6 +174,9 @@ class _GpuHeadsWeight:
             return
         left, right = _operands(self._device, x, self._weight)
         out.copy_(_product(left.transpose(0, 1), right.mT).transpose(0, 1))
+
+    def values(self) -> torch.Tensor:
+        return self._weight.data if self._weight.format == "bf16" else dequantize(self._weight).bfloat16()
 
 
 def _is_cublas_faster(device: GpuDevice, x: torch.Tensor, weight: PlacedWeight) -> bool:

@@ -74,7 +74,7 @@ def trunk_linears() -> LinearKernels:
     from proa.kernels import trunk
 
     return LinearKernels(
-        trunk.linear, trunk.gemv, trunk.heads_linear, formats=frozenset(trunk.KINDS), gemv_tokens=trunk.GEMV_TOKENS
+        trunk.linear, trunk.gemv, trunk.heads_linear, formats=frozenset(trunk.KINDS), gemv_is_fast=trunk.is_fast
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from proa.attention.batch import ForwardBatch, StillWanted
+from proa.attention.batch import ForwardBatch, Span, StillWanted
 from proa.engine.device_sampler import Drawable, draw_on_device
 from proa.engine.scheduler import Chunk
 from proa.kvcache.pool import KVPool
@@ -98,6 +98,7 @@ class Runner:
         token_ids, positions, sequence_ids, slots, logit_rows, tables = views
         tables = tables.reshape(len(chunks), width)
         num_single = next((i for i, chunk in enumerate(chunks) if chunk.count > 1), len(chunks))
+        spans = []
         begin = logit = 0
         for sequence, chunk in enumerate(chunks):
             end = begin + chunk.count
@@ -109,6 +110,8 @@ class Runner:
             token_ids[begin:end] = chunk.request.tokens[chunk.start : chunk.start + chunk.count]
             sequence_ids[begin:end] = sequence
             slots[begin:end] = block_ids[place // block_size] * block_size + place % block_size
+            if chunk.count > 1:
+                spans.append(Span(sequence, begin, chunk.count, chunk.start + chunk.count))
             if chunk.draws:
                 logit_rows[logit] = end - 1
                 logit += 1
@@ -123,6 +126,7 @@ class Runner:
             block_size=block_size,
             logit_rows=sent[4],
             num_single=num_single,
+            spans=tuple(spans),
         )
 
 

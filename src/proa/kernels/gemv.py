@@ -11,9 +11,15 @@ import torch
 
 from proa.kernels.triton_import import INTERPRETED, jit, tl
 
-__all__ = ["MAX_TOKENS", "GemvTiles", "gemv"]
+__all__ = ["MAX_TOKENS", "GemvTiles", "gemv", "is_fast"]
 
 MAX_TOKENS = 8
+_MANY_ROWS = 4096
+
+
+def is_fast(tokens: int, out_features: int) -> bool:
+    """Whether tensor cores would be slower; measured on an H200 (benchmarks/LOG.md)."""
+    return tokens <= (4 if out_features >= _MANY_ROWS else MAX_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +76,10 @@ def _choose(tokens: int, out_features: int) -> GemvTiles:
     together = 1 if tokens == 1 else 2 if tokens == 2 else 4
     if INTERPRETED:
         return GemvTiles(32, 128, together, 1, 1)
-    # Enough programs to fill a large GPU several times.
-    return GemvTiles(4 if out_features < 8192 else 8, 512, together, 4, 3)
+    # Few rows: small steps, for enough programs to fill a large GPU.
+    if together < 4:
+        return GemvTiles(4 if out_features < _MANY_ROWS else 8, 512, together, 4, 3)
+    return GemvTiles(8, 512, 4, 4, 3) if out_features < _MANY_ROWS else GemvTiles(16, 256, 4, 4, 4)
 
 
 @jit

@@ -134,13 +134,12 @@ def paged_attention(
             stop += 1
         stop = min(stop, start + max(1, _SCORE_BYTES // (4 * num_heads * (last[stop - 1] + 1))))
         context = last[stop - 1] + 1
-        blocks = block_tables[sequences[start], : -(-context // block_size)].long()
-        within = torch.arange(block_size, device=q.device)
-        slots = (blocks[:, None] * block_size + within).flatten()[:context]
+        place = torch.arange(context, device=q.device)
+        slots = block_tables[sequences[start], place // block_size].long() * block_size + place % block_size
         keys, values = k_cache[slots].float(), v_cache[slots].float()
         queries = q[start:stop].unflatten(1, (kv_heads, -1))
         scores = torch.einsum("tkgd,ckd->tkgc", queries, keys) * scale
-        future = torch.arange(context, device=q.device) > positions[start:stop, None]
+        future = place > positions[start:stop, None]
         weights = scores.masked_fill(future[:, None, None], -torch.inf).softmax(-1)
         out[start:stop] = torch.einsum("tkgc,ckd->tkgd", weights, values).flatten(1, 2)
         start = stop

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from proa.kernels.activation import gated_product
-from proa.kernels.gemv import MAX_TOKENS as GEMV_TOKENS
-from proa.kernels.gemv import gemv
+from proa.kernels.gemv import gemv, is_fast
 from proa.kernels.heads import heads_linear
 from proa.kernels.linear import linear
 from proa.kernels.norm import add_rms_norm, rms_norm
@@ -14,13 +13,13 @@ from proa.kernels.rows import embedding_rows, kv_store
 from proa.kernels.weight_tiles import KINDS
 
 __all__ = [
-    "GEMV_TOKENS",
     "KINDS",
     "add_rms_norm",
     "embedding_rows",
     "gated_product",
     "gemv",
     "heads_linear",
+    "is_fast",
     "kv_store",
     "linear",
     "rms_norm",

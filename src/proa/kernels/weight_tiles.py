@@ -170,7 +170,7 @@ def _block_scales(
         inside = panel * 16 < valid_n
     else:
         row = n + tl.arange(0, BLOCK_N)[:, None]
-        at = scales.to(tl.pointer_type(tl.int32)) + (row // 128 * row_scales.to(tl.int64) + k // 128)
+        at = scales.to(tl.pointer_type(tl.int32)) + ((row // 128).to(tl.int64) * row_scales + k // 128)
         inside = row < valid_n
     return tl.load(at, mask=inside & (k < columns), other=0)
 
@@ -196,7 +196,7 @@ def _group_scales(
     else:
         row = n + tl.arange(0, BLOCK_N)[:, None]
         word = k // 8 + tl.arange(0, BLOCK_K // 8)[None, :]
-        at = (row * row_scales.to(tl.int64) + word // 4) * SCALE_BYTES
+        at = (row.to(tl.int64) * row_scales + word // 4) * SCALE_BYTES
         base = scales.to(tl.pointer_type(tl.uint8))
         inside = (row < valid_n) & (word * 8 < columns)
     if SCALE_BYTES == 1:

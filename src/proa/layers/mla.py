@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from proa.attention.backend import AttentionStep
+from proa.attention.gpu import GpuAttentionStep
 from proa.device.backend import HeadsWeight
 from proa.layers.linear import Linear
 from proa.layers.norm import RMSNorm
@@ -69,6 +70,7 @@ class MlaRows:
         "latent",
         "latent_norm",
         "latent_rope",
+        "q_heads",
         "q_latent",
         "q_nope",
         "q_projected",
@@ -89,8 +91,8 @@ class MlaRows:
             self.q_projected = self.q_latent
         else:
             self.q_projected = workspace.rows("mla.query", tokens, heads * head_dim)
-        projected = self.q_projected.view(tokens, heads, head_dim)
-        self.q_nope, self.q_rope = projected[:, :, : spec.nope_dim], projected[:, :, spec.nope_dim :]
+        self.q_heads = self.q_projected.view(tokens, heads, head_dim)
+        self.q_nope, self.q_rope = self.q_heads[:, :, : spec.nope_dim], self.q_heads[:, :, spec.nope_dim :]
         self.query = workspace.rows("mla.absorbed", tokens, heads, spec.latent_dim)
         self.query_absorbed, self.query_rope = self.query[:, :, :rank], self.query[:, :, rank:]
         self.attended = workspace.rows("mla.attended", tokens, heads, rank)
@@ -105,6 +107,7 @@ class LatentAttention:
         "_input",
         "_kv_norm",
         "_layer",
+        "_nope_dim",
         "_output",
         "_q_norm",
         "_query",
@@ -132,6 +135,7 @@ class LatentAttention:
         self._layer = layer
         self._rotary = rotary
         self._rank = spec.kv_lora_rank
+        self._nope_dim = spec.nope_dim
         self._scale = spec.scale
         self._input = input_
         self._q_norm = q_norm
@@ -191,12 +195,37 @@ class LatentAttention:
             self._query.forward(rows.q_latent, rows.q_projected)
         self._kv_norm.forward(rows.latent_norm, rows.latent_norm)
         self._rotary.forward(rows.latent_rope, positions, offset=self._rank)
-        self._w_uk.forward(rows.q_nope, rows.query_absorbed)
-        rows.query_rope.copy_(rows.q_rope)
-        self._rotary.forward(rows.query, positions, offset=self._rank)
-        step.attend(self._layer, query=rows.query, key=rows.latent, value=None, scale=self._scale, out=rows.attended)
-        self._w_uv.forward(rows.attended, rows.heads)
+        self._rotary.forward(rows.q_heads, positions, offset=self._nope_dim)
+        if isinstance(step, GpuAttentionStep) and step.long_spans:
+            self._attend_mixed(rows, step)
+        else:
+            self._w_uk.forward(rows.q_nope, rows.query_absorbed)
+            rows.query_rope.copy_(rows.q_rope)
+            step.attend(
+                self._layer, query=rows.query, key=rows.latent, value=None, scale=self._scale, out=rows.attended
+            )
+            self._w_uv.forward(rows.attended, rows.heads)
         self._output.forward(rows.heads_rows, out)
+
+    def _attend_mixed(self, rows: MlaRows, step: GpuAttentionStep) -> None:
+        """Long chunks with expanded keys and values, the rows between them absorbed."""
+        step.store(self._layer, rows.latent, None)
+        for index, span in enumerate(step.long_spans):
+            chunk = slice(span.first, span.first + span.count)
+            step.attend_long(
+                self._layer,
+                index,
+                query=rows.q_heads[chunk],
+                w_uk=self._w_uk,
+                w_uv=self._w_uv,
+                scale=self._scale,
+                out=rows.heads[chunk],
+            )
+        for short in step.short_ranges:
+            self._w_uk.forward(rows.q_nope[short], rows.query_absorbed[short])
+            rows.query_rope[short].copy_(rows.q_rope[short])
+            step.attend_rows(self._layer, short, query=rows.query[short], scale=self._scale, out=rows.attended[short])
+            self._w_uv.forward(rows.attended[short], rows.heads[short])
 
 
 def _load_input(reader: ParameterReader, prefix: str, q_name: str, spec: MlaSpec) -> Linear:

@@ -10,6 +10,7 @@ import torch
 
 from proa.attention.backend import AttentionBackend, AttentionStep, create_attention
 from proa.attention.batch import ForwardBatch, StillWanted
+from proa.attention.expanded import EXPANDED_BYTES
 from proa.attention.shape import HeadShape
 from proa.kvcache.layout import KVLayout
 from proa.kvcache.pool import KVPool
@@ -79,14 +80,19 @@ class Rows:
         self.moe = MoeRows(spec.moe, workspace, tokens)
 
 
-def gpu_scratch_bytes(spec: DecoderSpec, max_tokens: int) -> int:
+def gpu_scratch_bytes(spec: DecoderSpec, max_tokens: int, max_positions: int) -> int:
     """What the scratch of a trunk on a GPU takes there, before it is loaded; the kernels' own is not counted."""
     workspace = measuring_workspace(max_tokens)
     Rows(spec, workspace, max_tokens)
     workspace.rows("experts.returned", max_tokens, spec.hidden)
     for width in {spec.dense_intermediate, spec.moe.shared_intermediate} - {0}:
         mlp_rows(workspace, width, max_tokens)
-    return workspace.device_bytes
+    expanded = 0
+    if isinstance(spec.attention, MlaSpec):
+        attention = spec.attention
+        columns = 2 * attention.nope_dim + attention.rope_dim + attention.value_dim
+        expanded = min(EXPANDED_BYTES, 2 * max_positions * attention.num_heads * columns)
+    return workspace.device_bytes + expanded
 
 
 class Decoder:

@@ -148,7 +148,7 @@ def gpu_bytes(checkpoint: Checkpoint, experts: ExpertSource | None = None, *, ma
     weights = sum(checkpoint.nbytes(name) for name in names)
     if spec.tied_head:  # the head is a copy of the embedding
         weights += checkpoint.nbytes("model.embed_tokens.weight")
-    return GpuBytes(weights, gpu_scratch_bytes(spec, max_tokens))
+    return GpuBytes(weights, gpu_scratch_bytes(spec, max_tokens, config.max_position_embeddings))
 
 
 def load_model(
