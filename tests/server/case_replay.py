@@ -15,6 +15,8 @@ import random
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from proa.chat.tiktoken_tokenizer import TiktokenTokenizer
 COMBINATIONS = list(product(APIS, (False, True)))
 # Longer outputs are not cut in two at every token, but at this many places.
 MAX_CUTS = 300
+NUM_CONNECTIONS = 4
 VERY_LONG = 20_000
 
 Cuts = list[int]
@@ -77,21 +80,26 @@ class Replay:
             self._num_scripts.append(len(scripts))
             (answers / str(number)).write_text(json.dumps(scripts))
         engine = {"answers": str(answers), "vocab_size": 512, "step_seconds": 0.0, "max_model_len": 2_000_000}
-        self.process = ServerProcess(directory, model, engine=engine, server={"aliases": []})
+        self.process = ServerProcess(directory, model, engine=engine, log_level="warning")
+        self.num_requests = 0
 
     def differences(self) -> Iterator[str]:
-        """One text for each request whose answer is not what its case expects; the number of requests last."""
-        count = 0
-        with self.process.wait_ready().client(timeout=120) as http:
-            for number, case in enumerate(self._cases):
-                for script in range(self._num_scripts[number]):
-                    combinations = COMBINATIONS if script == 0 else [COMBINATIONS[script % len(COMBINATIONS)]]
-                    for api, stream in combinations:
-                        count += 1
-                        seed = ANSWER_SEED + ANSWERS_PER_FILE * number + script
-                        if difference := check(http, case, api, seed=seed, stream=stream):
-                            yield f"{case['id']} script {script} {api} {'stream' if stream else 'whole'}: {difference}"
-        yield f"{count} requests"
+        """One text for each request whose answer is not what its case expects. Several run at a time."""
+        with self.process.wait_ready().client(timeout=300) as http, ThreadPoolExecutor(NUM_CONNECTIONS) as pool:
+            for number in range(len(self._cases)):
+                requests = [
+                    (script, *combination)
+                    for script in range(self._num_scripts[number])
+                    for combination in (COMBINATIONS if script == 0 else [COMBINATIONS[script % len(COMBINATIONS)]])
+                ]
+                self.num_requests += len(requests)
+                yield from filter(None, pool.map(partial(self._check, http, number), requests))
+
+    def _check(self, http: httpx.Client, number: int, request: tuple[int, str, bool]) -> str:
+        script, api, stream = request
+        case, seed = self._cases[number], ANSWER_SEED + ANSWERS_PER_FILE * number + script
+        difference = check(http, case, api, seed=seed, stream=stream)
+        return difference and f"{case['id']} script {script} {api} {'stream' if stream else 'whole'}: {difference}"
 
 
 def check(http: httpx.Client, case: dict[str, Any], api: str, *, seed: int, stream: bool) -> str:
@@ -126,14 +134,15 @@ def main() -> int:
     cases = [json.loads(line) for path in options.files for line in path.read_text().splitlines() if line.strip()]
     with tempfile.TemporaryDirectory() as directory:
         replay = Replay(Path(directory), cases, every=options.splits == "all")
+        num_failed = 0
         try:
-            *differences, total = replay.differences()
+            for difference in replay.differences():
+                num_failed += 1
+                print(difference, flush=True)
         finally:
             replay.process.stop()
-    for difference in differences:
-        print(difference)
-    print(f"{len(cases)} cases, {total}, {len(differences)} failed")
-    return 1 if differences else 0
+            print(f"{len(cases)} cases, {replay.num_requests} requests, {num_failed} failed")
+    return 1 if num_failed else 0
 
 
 if __name__ == "__main__":

@@ -91,7 +91,14 @@ class FakeEngine:
             case Generate():
                 ids = {"token_ids": message.token_ids} if self.config.get("journal_prompts") else {}
                 sampling = repr(message.sampling)
-                self.journal(event="generate", rid=message.rid, sampling=sampling, n=len(message.token_ids), **ids)
+                self.journal(
+                    event="generate",
+                    rid=message.rid,
+                    sampling=sampling,
+                    n=len(message.token_ids),
+                    is_constrained=message.constraint is not None,
+                    **ids,
+                )
                 self.waiting.append(message)
             case Abort():
                 self.journal(event="abort", rid=message.rid, known=message.rid in self.running)

@@ -82,7 +82,7 @@ class ServerProcess:
             return None
 
     def wait_ready(self) -> ServerProcess:
-        self.wait(lambda: self.status() == 200, what="ready")
+        self.wait(lambda: self.status() == 200, seconds=60, what="ready")  # a busy machine starts it slowly
         return self
 
     def journal(self, event: str) -> list[dict[str, Any]]:

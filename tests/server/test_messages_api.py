@@ -152,6 +152,23 @@ def test_a_last_turn_of_the_assistant_is_continued(client):
     assert blocks_of(client.messages.create(**fields(0, messages=messages))) == [("text", "whyHello.")]
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"tool_choice": {"type": "none"}},
+        {"tool_choice": {"type": "any"}},
+        {"tool_choice": {"type": "tool", "name": "weather", "disable_parallel_tool_use": True}},
+        {"tools": [], "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}},
+    ],
+)
+def test_what_constrains_the_answer(kimi, client, more):
+    message = client.messages.create(**fields(1, **more))
+    assert [block.type for block in message.content][:2] == ["thinking", "text"]
+    assert kimi.journal("generate")[-1]["is_constrained"]
+    has_calls = any(block.type == "tool_use" for block in message.content)
+    assert has_calls is (more.get("tool_choice") != {"type": "none"})
+
+
 def test_pings_break_a_silence_after_the_start(kimi):
     body = {"model": "tiny", "max_tokens": 3, "messages": [{"role": "user", "content": "hi"}], "stream": True}
     with kimi.client() as http:

@@ -141,6 +141,26 @@ def test_length_makes_it_incomplete(client):
         assert final.output[-1].status == "incomplete"
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"tool_choice": "required"},
+        {"tool_choice": {"type": "function", "name": "weather"}, "parallel_tool_calls": False},
+        {"tool_choice": {"type": "function", "name": "find", "namespace": "mcp__docs__"}},
+        {"tool_choice": {"type": "custom", "name": "apply_patch"}},
+        {
+            "tool_choice": {
+                "type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "weather"}]
+            }
+        },
+        {"tools": [], "text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}}},
+    ],
+)  # fmt: skip
+def test_what_constrains_the_answer(kimi, client, more):
+    assert client.responses.create(**fields(0, **more)).status == "completed"
+    assert kimi.journal("generate")[-1]["is_constrained"]
+
+
 def test_silence_and_failure(kimi):
     body = {"model": "tiny", "input": "hi", "stream": True, "max_output_tokens": 9}
     with kimi.client() as http:
