@@ -26,6 +26,7 @@ from proa.kernels.weight_tiles import kind_of, panel_bytes
 DEVICE = torch.device("cuda")
 BF16 = torch.bfloat16
 HIDDEN, INTERMEDIATE, NUM_EXPERTS, TOP_K = 7168, 2048, 384, 8
+PAGE = 128  # positions of a block of the KV cache
 COLD = 300 << 20  # bytes that calls walk over
 
 
@@ -107,7 +108,7 @@ def measure_limits(run: Run) -> None:
 def paged(tokens: int, context: int, kv_heads: int, dims: tuple[int, int], heads: int, *, latent: bool) -> list[object]:
     """Arguments of the attention kernels for one sequence a token, or of one sequence of `tokens` last tokens."""
     sequences = tokens if tokens <= 16 else 1
-    blocks = context // 64
+    blocks = context // PAGE
     tables = torch.randperm(sequences * blocks, device=DEVICE).int().view(sequences, blocks)
     key = torch.randn(sequences * context, kv_heads, dims[0], device=DEVICE).to(BF16)
     value = (
@@ -119,7 +120,7 @@ def paged(tokens: int, context: int, kv_heads: int, dims: tuple[int, int], heads
         ids, positions = torch.arange(tokens), torch.full((tokens,), context - 1)
     q = torch.randn(tokens, heads, dims[0], device=DEVICE)
     out = torch.empty(tokens, heads, dims[1], device=DEVICE)
-    return [q, key, value, tables, 64, ids.int().to(DEVICE), positions.int().to(DEVICE), 0.07, out]
+    return [q, key, value, tables, PAGE, ids.int().to(DEVICE), positions.int().to(DEVICE), 0.07, out]
 
 
 def bench_decode_attention(run: Run, name: str, heads: int, kv_heads: int, dims: tuple[int, int], latent: bool) -> None:
@@ -128,19 +129,7 @@ def bench_decode_attention(run: Run, name: str, heads: int, kv_heads: int, dims:
         arguments = paged(tokens, context, kv_heads, dims, heads, latent=latent)
         scratch = decode_attention.DecodeScratch(tokens, heads, dims[1], DEVICE)
         gb = tokens * context * kv_heads * (dims[0] + (0 if latent else dims[1])) * 2 / 1e9
-        if latent:
-            others = [
-                tiles(64, 8, 3),
-                *(tiles(*size, True) for size in ((64, 8, 2), (64, 8, 3), (32, 8, 3), (32, 8, 4))),
-            ]
-        else:
-            others = [
-                tiles(32, 4, 4),
-                tiles(128, 4, 3),
-                tiles(128, 8, 3),
-                tiles(64, 4, 3, True),
-                tiles(128, 8, 3, True),
-            ]
+        others = [tiles(64, 8, 3), tiles(32, 8, 4)] if latent else [tiles(64, 4, 3), tiles(128, 4, 4), tiles(128, 8, 3)]
         for config in run.candidates(others if tokens == 4 else []):
             try:
                 call = lambda: decode_attention.paged_decode(*arguments, scratch, tiles=config)
@@ -294,10 +283,11 @@ def bench_experts(run: Run) -> None:
     tiles = experts.ExpertTiles
     configs = [
         tiles(128, 128, 64, 4, 4),
+        tiles(128, 128, 64, 8, 3),
         tiles(128, 256, 64, 8, 3),
-        tiles(128, 256, 64, 8, 4),
-        tiles(64, 256, 64, 4, 3),
+        tiles(128, 64, 64, 4, 3),
         tiles(64, 128, 64, 4, 3),
+        tiles(64, 256, 64, 8, 3),
     ]
     cases = (
         ("int4_g32", 16384, NUM_EXPERTS),
@@ -313,7 +303,7 @@ def bench_experts(run: Run) -> None:
         scratch = experts.ExpertScratch(tokens, TOP_K, num_experts, fmt, DEVICE)
         ids, weights = routed(tokens, num_experts)
         tflop = 2 * tokens * TOP_K * 3 * HIDDEN * INTERMEDIATE / 1e12
-        for config in run.candidates(configs if tokens == 16384 else configs[-2:] if tokens == 2048 else configs[1:2]):
+        for config in run.candidates(configs if tokens == 16384 else configs[3:] if tokens == 2048 else configs[2:3]):
             call = lambda: experts.grouped_experts(
                 x, ids, weights, arena, table, fmt, out, scratch, tiles=config and (config, config)
             )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from proa.kernels.online_softmax import LOG2_E, AttentionShape, key_slots, scores, softmax_step
+from proa.kernels.online_softmax import LOG2_E, AttentionShape, key_rows, scores, softmax_step
 from proa.kernels.triton_import import INTERPRETED, jit, next_power_of_2, tl
 
 __all__ = ["DecodeScratch", "DecodeTiles", "paged_decode"]
@@ -61,11 +61,6 @@ class DecodeTiles:
     block_n: int
     num_warps: int
     num_stages: int
-    prefetch: bool = False
-
-
-def _has_bulk_prefetch(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 
 def paged_decode(
@@ -124,7 +119,6 @@ def paged_decode(
         VALUE=shape.value,
         LATENT=shape.latent,
         EXACT=shape.exact,
-        PREFETCH=tiles.prefetch and _has_bulk_prefetch(q.device) and shape.key_dim % 32 == 0,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
     )
@@ -155,27 +149,7 @@ def _choose(shape: AttentionShape, rows: int) -> DecodeTiles:
         return DecodeTiles(16, 4, 2)
     if shape.first + shape.rest > 256:
         return DecodeTiles(64, 8, 2) if rows >= 64 else DecodeTiles(32, 4, 3)
-    return DecodeTiles(64, 4, 3)
-
-
-@jit
-def _prefetch(keys, block, position, k_slot, row_bytes, BLOCK_SIZE: tl.constexpr):
-    """Has the rows of the cache at `position` fetched to the L2, a quarter of each by one thread.
-
-    Triton issues the copy of a step only when the step before has been computed; without this the memory would idle.
-    """
-    slot = block.to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE
-    quarter = tl.arange(0, 4)[None, :] * (row_bytes // 4)
-    address = (keys + slot[:, None] * k_slot).to(tl.int64) + quarter
-    size = tl.zeros_like(address).to(tl.int32) + row_bytes // 4
-    tl.inline_asm_elementwise(
-        "{ cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
-        "=r,l,r",
-        [address, size],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
+    return DecodeTiles(128, 4, 3)
 
 
 @jit
@@ -209,7 +183,6 @@ def _decode(
     VALUE: tl.constexpr,
     LATENT: tl.constexpr,
     EXACT: tl.constexpr,
-    PREFETCH: tl.constexpr,
 ):
     kv_head = tl.program_id(0) // head_blocks
     split, token = tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -235,18 +208,11 @@ def _decode(
     largest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, VALUE], tl.float32)
-    if PREFETCH:  # rows two steps ahead, with blocks looked up one step before
-        ahead = tl.minimum(begin + 2 * BLOCK_N + tl.arange(0, BLOCK_N), context - 1)
-        ahead_block = tl.load(table + ahead // BLOCK_SIZE, mask=ahead >= 0, other=0)
     for at in range(begin, end, BLOCK_N):
-        if PREFETCH:
-            _prefetch(keys, ahead_block, ahead, k_slot, key_dim * 2, BLOCK_SIZE)
-            ahead = tl.minimum(ahead + BLOCK_N, context - 1)
-            ahead_block = tl.load(table + ahead // BLOCK_SIZE, mask=ahead >= 0, other=0)
         position = at + tl.arange(0, BLOCK_N)
         inside = position < end
-        slot = key_slots(table, position, inside, BLOCK_SIZE)
-        key = keys + slot[:, None] * k_slot
+        base, slot = key_rows(table, at, end, BLOCK_SIZE, BLOCK_N)
+        key = keys + base * k_slot + slot[:, None] * k_slot
         if key_dim == FIRST or LATENT:
             k_first = tl.load(key + first[None, :], mask=inside[:, None], other=0.0)
         else:
@@ -259,7 +225,7 @@ def _decode(
         if LATENT:
             v = k_first
         else:
-            where = values + slot[:, None] * v_slot + value[None, :]
+            where = values + base * v_slot + slot[:, None] * v_slot + value[None, :]
             v = tl.load(where, mask=inside[:, None] & (value < value_dim)[None, :], other=0.0)
         largest, total, acc = softmax_step(qk, v, largest, total, acc, EXACT)
 

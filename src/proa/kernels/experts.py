@@ -310,7 +310,7 @@ def _product(
     begin = tl.multiple_of(tl.load(place + (2 if DOWN else 0)) // 4, 16)
     other = tl.multiple_of(tl.load(place + 1) // 4 - begin, 16)
     data = arena + begin
-    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     scale = load_scales(
         data, data, other, n, 0, out_features, in_features, panel_words, 0,
         KIND, GROUPS, SCALE_BYTES, True, PAIRED, BLOCK_N, BLOCK_K,
@@ -327,13 +327,13 @@ def _product(
             data, data, other, n, k + BLOCK_K, out_features, in_features, panel_words, 0,
             KIND, GROUPS, SCALE_BYTES, True, PAIRED, BLOCK_N, BLOCK_K,
         )  # fmt: skip
-        acc = multiply(a, tile_values(words, scale, KIND, True, operand), acc, EXACT, 1)
+        acc = multiply(tile_values(words, scale, KIND, True, operand), a, acc, EXACT, 1)
         scale = next_scale
     if DOWN:
-        result = acc * tl.load(weights + pair, mask=inside, other=0.0)[:, None]
+        result = tl.trans(acc) * tl.load(weights + pair, mask=inside, other=0.0)[:, None]
     else:
-        gate, up = acc.reshape(BLOCK_M, 2, WIDTH).permute(0, 2, 1).split()
-        result = activate(gate, up, limit, alpha, GATING)
+        gate, up = acc.reshape(2, WIDTH, BLOCK_M).permute(1, 2, 0).split()
+        result = tl.trans(activate(gate, up, limit, alpha, GATING))
     column = n + tl.arange(0, WIDTH)
     at = out + pair.to(tl.int64)[:, None] * out_row + column[None, :]
     tl.store(at, result.to(out.dtype.element_ty), mask=inside[:, None] & (column < out_features)[None, :])

@@ -108,15 +108,19 @@ def _choose(tokens: int, exact: bool) -> LinearTiles | RowTiles:
 
 
 @jit
-def multiply(a, w, acc, EXACT: tl.constexpr, TERMS: tl.constexpr):
-    """`acc + a @ w.T` for activations [M, K] of any float type and values [N, K]."""
+def multiply(w, a, acc, EXACT: tl.constexpr, TERMS: tl.constexpr):
+    """`acc + w @ a.T` for values [N, K] and activations [M, K] of any float type.
+
+    The weights come first: Hopper's tensor cores take that operand from registers, without a fence of the shared memory
+    for which all loads on their way would have to arrive.
+    """
     if EXACT:
-        acc = tl.dot(a.to(tl.float32), tl.trans(w), acc, input_precision="ieee")
+        acc = tl.dot(w, tl.trans(a.to(tl.float32)), acc, input_precision="ieee")
     else:
         high = a.to(tl.bfloat16)
-        acc = tl.dot(high, tl.trans(w), acc)
+        acc = tl.dot(w, tl.trans(high), acc)
         if TERMS == 2:
-            acc = tl.dot((a - high.to(tl.float32)).to(tl.bfloat16), tl.trans(w), acc)
+            acc = tl.dot(w, tl.trans((a - high.to(tl.float32)).to(tl.bfloat16)), acc)
     return acc
 
 
@@ -150,7 +154,7 @@ def _linear(
     token = tl.program_id(1).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     rows = x + token[:, None] * x_token
     inside = (token < tokens)[:, None]
-    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     scale = load_scales(
         data, scales, 0, n, 0, out_features, in_features, row_words, row_scales,
         KIND, GROUPS, SCALE_BYTES, False, False, BLOCK_N, BLOCK_K,
@@ -167,9 +171,10 @@ def _linear(
             data, scales, 0, n, k + BLOCK_K, out_features, in_features, row_words, row_scales,
             KIND, GROUPS, SCALE_BYTES, False, False, BLOCK_N, BLOCK_K,
         )  # fmt: skip
-        acc = multiply(a, tile_values(words, scale, KIND, False, operand), acc, EXACT, TERMS)
+        acc = multiply(tile_values(words, scale, KIND, False, operand), a, acc, EXACT, TERMS)
         scale = next_scale
 
+    acc = tl.trans(acc)
     row = n + tl.arange(0, BLOCK_N)
     if BIAS:
         acc += tl.load(bias + row, mask=row < out_features, other=0.0)[None, :]

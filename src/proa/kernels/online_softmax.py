@@ -13,7 +13,7 @@ import torch
 
 from proa.kernels.triton_import import INTERPRETED, jit, next_power_of_2, tl
 
-__all__ = ["LOG2_E", "AttentionShape", "key_slots", "scores", "softmax_step"]
+__all__ = ["LOG2_E", "AttentionShape", "key_rows", "scores", "softmax_step"]
 
 LOG2_E = 1.4426950408889634
 
@@ -62,10 +62,20 @@ class AttentionShape:
 
 
 @jit
-def key_slots(table, positions, valid, BLOCK_SIZE: tl.constexpr):
-    """The cache slots of `positions` of the sequence whose block table starts at `table`, int64."""
-    block = tl.load(table + positions // BLOCK_SIZE, mask=valid, other=0)
-    return block.to(tl.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
+def key_rows(table, at, end, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Where the positions `at .. at + BLOCK_N` of a sequence lie: a slot, and the slots [BLOCK_N] counted from there.
+
+    `table`: the sequence's block table. `at` is a multiple of BLOCK_N. For a tile in one block one look-up does.
+    """
+    if BLOCK_SIZE % BLOCK_N == 0:
+        base = tl.load(table + at // BLOCK_SIZE).to(tl.int64) * BLOCK_SIZE + at % BLOCK_SIZE
+        rows = tl.arange(0, BLOCK_N)
+    else:
+        positions = at + tl.arange(0, BLOCK_N)
+        base = tl.cast(0, tl.int64)
+        rows = tl.load(table + positions // BLOCK_SIZE, mask=positions < end, other=0).to(tl.int64) * BLOCK_SIZE
+        rows += positions % BLOCK_SIZE
+    return base, rows
 
 
 @jit

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from proa.kernels.online_softmax import LOG2_E, AttentionShape, key_slots, scores, softmax_step
+from proa.kernels.online_softmax import LOG2_E, AttentionShape, key_rows, scores, softmax_step
 from proa.kernels.triton_import import INTERPRETED, jit, next_power_of_2, tl
 
 __all__ = ["PrefillTiles", "paged_prefill"]
@@ -162,8 +162,8 @@ def _prefill(
         for at in range(0, context, BLOCK_N):
             position = at + tl.arange(0, BLOCK_N)
             inside = position < context
-            slot = key_slots(table, position, inside, BLOCK_SIZE)
-            key = keys + slot[:, None] * k_slot
+            base, slot = key_rows(table, at, context, BLOCK_SIZE, BLOCK_N)
+            key = keys + base * k_slot + slot[:, None] * k_slot
             if key_dim == FIRST or LATENT:
                 k_first = tl.load(key + first[None, :], mask=inside[:, None], other=0.0)
             else:
@@ -176,7 +176,7 @@ def _prefill(
             if LATENT:
                 v = k_first
             else:
-                where = values + slot[:, None] * v_slot + value[None, :]
+                where = values + base * v_slot + slot[:, None] * v_slot + value[None, :]
                 v = tl.load(where, mask=inside[:, None] & (value < value_dim)[None, :], other=0.0)
             largest, total, acc = softmax_step(qk, v, largest, total, acc, EXACT)
         at_token = (tl.max(tl.where(mine, token, 0), 0) + 1).to(tl.int32)

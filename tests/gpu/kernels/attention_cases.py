@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-BLOCK = 8
-
 
 @dataclass(frozen=True, slots=True)
 class PagedCase:
@@ -17,6 +15,7 @@ class PagedCase:
     k_cache: torch.Tensor
     v_cache: torch.Tensor
     block_tables: torch.Tensor
+    block: int
     sequence_ids: torch.Tensor
     positions: torch.Tensor
     scale: float
@@ -32,14 +31,15 @@ class PagedCase:
         *,
         latent: bool = False,
         dtype: torch.dtype = torch.float32,
+        block: int = 8,
     ) -> PagedCase:
         key_dim, value_dim = dims
-        blocks = [-(-context // BLOCK) for context in contexts]
+        blocks = [-(-context // block) for context in contexts]
         order = torch.randperm(sum(blocks) + 3)
         tables = torch.zeros(len(contexts), max(blocks) + 1, dtype=torch.int32)
         for s, taken in enumerate(order[: sum(blocks)].split(blocks)):
             tables[s, : blocks[s]] = taken
-        slots = len(order) * BLOCK
+        slots = len(order) * block
         k_cache = torch.randn(slots, heads[1], key_dim).to(device, dtype)
         v_cache = k_cache[:, :, :value_dim] if latent else torch.randn(slots, heads[1], value_dim).to(device, dtype)
         spans = list(zip(contexts, lengths, strict=True))
@@ -48,7 +48,8 @@ class PagedCase:
         q = torch.randn(len(positions), heads[0], key_dim + 8).to(device)[..., :key_dim]
         if dtype == torch.bfloat16:
             q = q.to(dtype).float()
-        return cls(q, k_cache, v_cache, tables.to(device), sequence_ids.to(device), positions.to(device), key_dim**-0.5)
+        ids = (sequence_ids.to(device), positions.to(device))
+        return cls(q, k_cache, v_cache, tables.to(device), block, *ids, key_dim**-0.5)
 
     def expected(self) -> torch.Tensor:
         """float64 `[T, Hq, Dv]`."""
@@ -56,7 +57,7 @@ class PagedCase:
         rows = []
         for t, (s, position) in enumerate(zip(self.sequence_ids.tolist(), self.positions.tolist(), strict=True)):
             at = torch.arange(position + 1, device=self.q.device)
-            slots = self.block_tables[s, at // BLOCK].long() * BLOCK + at % BLOCK
+            slots = self.block_tables[s, at // self.block].long() * self.block + at % self.block
             k, v = (cache[slots].double().repeat_interleave(group, 1) for cache in (self.k_cache, self.v_cache))
             weights = torch.einsum("hd,nhd->hn", self.q[t].double(), k).mul(self.scale).softmax(-1)
             rows.append(torch.einsum("hn,nhd->hd", weights, v))
@@ -69,7 +70,7 @@ class PagedCase:
             self.k_cache,
             self.v_cache,
             self.block_tables,
-            BLOCK,
+            self.block,
             self.sequence_ids,
             self.positions,
             self.scale,

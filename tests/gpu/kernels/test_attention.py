@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.gpu.kernels.attention_cases import PagedCase
 
-from proa.kernels.decode_attention import DecodeScratch, DecodeTiles, paged_decode
+from proa.kernels.decode_attention import DecodeScratch, paged_decode
 from proa.kernels.prefill_attention import paged_prefill
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy in the interpreter
@@ -23,27 +23,18 @@ SHAPES = {
 DTYPES = [torch.float32, torch.bfloat16]
 
 
+# Steps of the kernels over several blocks, and within one.
+@pytest.mark.parametrize("block", [8, 128])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", SHAPES)
-def test_decode(device, name, dtype):
+def test_decode(device, name, dtype, block):
     heads, dims, latent = SHAPES[name]
     contexts = [1, 1000, 77, 64] if GPU else [1, 70]
-    case = PagedCase.make(device, heads, dims, contexts, [1] * len(contexts), latent=latent, dtype=dtype)
+    case = PagedCase.make(device, heads, dims, contexts, [1] * len(contexts), latent=latent, dtype=dtype, block=block)
     out = torch.full((len(contexts), heads[0], dims[1] + 4), float("nan"), device=device)[..., : dims[1]]
     scratch = DecodeScratch(len(contexts), heads[0], dims[1], device)
     scratch.partial.fill_(float("nan"))
     paged_decode(*case.arguments(), out, scratch)
-    torch.testing.assert_close(out.double(), case.expected(), rtol=0, atol=case.tolerance())
-
-
-@pytest.mark.skipif(not GPU or torch.cuda.get_device_capability()[0] < 9, reason="an instruction of Hopper's")
-@pytest.mark.parametrize("name", ["mla", "gqa"])
-def test_decode_with_rows_fetched_ahead(device, name):
-    heads, dims, latent = SHAPES[name]
-    case = PagedCase.make(device, heads, dims, [1, 3000, 77], [1] * 3, latent=latent, dtype=torch.bfloat16)
-    out = torch.full((3, heads[0], dims[1]), float("nan"), device=device)
-    scratch = DecodeScratch(3, heads[0], dims[1], device)
-    paged_decode(*case.arguments(), out, scratch, tiles=DecodeTiles(64, 8, 2, prefetch=True))
     torch.testing.assert_close(out.double(), case.expected(), rtol=0, atol=case.tolerance())
 
 
@@ -56,13 +47,14 @@ def test_padding_rows_are_zeros(device):
     assert (out[1] == 0).all()
 
 
+@pytest.mark.parametrize("block", [8, 128])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", SHAPES)
-def test_prefill(device, name, dtype):
+def test_prefill(device, name, dtype, block):
     heads, dims, latent = SHAPES[name]
     # Two chunks of one tile, a context before them, and a single token between.
     contexts, lengths = ([5, 300, 900, 33], [5, 1, 200, 33]) if GPU else ([5, 40, 12], [5, 1, 7])
-    case = PagedCase.make(device, heads, dims, contexts, lengths, latent=latent, dtype=dtype)
+    case = PagedCase.make(device, heads, dims, contexts, lengths, latent=latent, dtype=dtype, block=block)
     out = torch.full((sum(lengths), heads[0], dims[1]), float("nan"), device=device)
     paged_prefill(*case.arguments(), out)
     torch.testing.assert_close(out.double(), case.expected(), rtol=0, atol=case.tolerance())
