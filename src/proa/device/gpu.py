@@ -150,6 +150,9 @@ class _GpuWeight:
             )
             return
         left, right = _operands(device, x, weight)
+        if bias is None and not accumulate and left.dtype == torch.bfloat16 and left.is_cuda and out.is_contiguous():
+            torch.mm(left, right.T, out_dtype=torch.float32, out=out)
+            return
         product = _product(left, right.T)
         if bias is not None:
             product += bias
