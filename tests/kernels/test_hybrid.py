@@ -153,6 +153,7 @@ def test_deferral_follows_its_schedule(worker, driver, pool, deferred, on_gpu):
     for _ in range(2):  # nothing is left over from a forward
         for got, want in zip(run(strategies, xs, topks), expected, strict=True):
             assert torch.equal(got, want)
+    assert worker.faults == 0
 
 
 def test_plans_of_deferral():

@@ -50,7 +50,7 @@ class HybridDecode:
     `previous`: of the MoE layer before, whose late experts this one waits for. `waits_above`: with more tokens than
     this Python waits for the layer, so that a long forward may be given up between layers. Layers run in order, each
     forward through all of them. One that raises between two layers leaves jobs behind: the engine starts again, as
-    after every fault of a device.
+    after every fault of a device. With deferral all layers of a forward have the same tokens.
     """
 
     __slots__ = ("_cpu", "_gpu", "_job", "_late_job", "_layer", "_previous_late_job", "_shared", "_waits_above")
