@@ -283,7 +283,7 @@ def test_the_checker_says_what_is_wrong():
 
 
 def test_where_a_marker_is_due_nothing_else_is_allowed(kimi_tokenizer):
-    """Kimi's vocabulary has tokens for single bytes, among them the one that llguidance begins special tokens with."""
+    """Kimi's vocabulary has a token for the byte that llguidance begins special tokens with."""
     vocabulary = Vocabulary(token_table(kimi_tokenizer, kimi_tokenizer.vocab_size), 163586)
     marker = {name: kimi_tokenizer.token_id(name) for name in output_family("kimi_k2").markers}
     begin, end, call, arguments, call_end, *_ = marker.values()

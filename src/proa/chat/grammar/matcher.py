@@ -18,7 +18,6 @@ __all__ = ["GrammarError", "Matcher", "TokenTable", "Vocabulary", "VocabularySou
 _MAX_LEXER_STATES = 50_000
 # Where only one text is possible every spelling of it is allowed; else llguidance would choose its tokens.
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
-_SPECIAL_BYTE = b"\xff"
 
 
 class GrammarError(Exception):
@@ -82,9 +81,9 @@ class _Table:
     """What llguidance reads a tokenizer from. It encodes text where it forces tokens, so never for us: bytes do."""
 
     def __init__(self, table: TokenTable, end_id: int) -> None:
-        # llguidance writes a special token as this byte and its name, so the byte's own token, never a part of UTF-8,
-        # would be allowed where a special one is. A special token without a name would be the byte.
-        self.tokens = [b"" if _SPECIAL_BYTE in token else token for token in table.tokens]
+        # llguidance writes a special token as the byte 0xFF and its name. One without a name would be that byte, and be
+        # allowed, with the byte's own token, wherever a special token is.
+        self.tokens = list(table.tokens)
         self.special_token_ids = sorted(i for i in {*table.special, end_id} if self.tokens[i])
         self.eos_token_id = end_id
         self.bos_token_id = None
