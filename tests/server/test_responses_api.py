@@ -166,6 +166,7 @@ def test_silence_and_failure(kimi):
     with kimi.client() as http:
         text = http.post("/v1/responses", json=body | {"seed": SLOW_SEED}).text
         kinds = [event["type"] for event in events_of(text)]
+        assert [event["sequence_number"] for event in events_of(text)] == list(range(len(kinds)))
         assert kinds[0] == "response.created" and kinds.count("response.created") == 1
         assert kinds.count("response.in_progress") >= 3 and ": prefill: " in text
         failed = events_of(http.post("/v1/responses", json=body | {"seed": FAILING_SEED}).text)

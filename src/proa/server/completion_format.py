@@ -51,8 +51,9 @@ class CompletionFormat:
         if self._options.include_usage:
             yield {**self._body([]), "usage": usage.as_dict()}
 
-    def silence(self) -> None:
-        """A comment will do."""
+    def silence(self) -> Event:
+        """Not asked for: a comment will do."""
+        raise NotImplementedError
 
     def failure(self, error: Event) -> Event:
         """The error itself."""

@@ -59,8 +59,8 @@ class AnswerFormat(Protocol):
         """What ends a stream."""
         ...
 
-    def silence(self) -> Event | None:
-        """An event of an opened stream for while nothing is new; None where a comment will do."""
+    def silence(self) -> Event:
+        """An event of an opened stream for while nothing is new. Asked for where events have names."""
         ...
 
     def failure(self, error: Event) -> Event:

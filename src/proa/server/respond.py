@@ -67,8 +67,10 @@ class _Stream:
     def silence(self) -> bytes:
         """A comment with the progress of the prompt, and an event for clients that wait for one."""
         comment = f": {self._generation.progress}\n\n".encode()
-        event = self._answer.silence()
-        return comment if event is None else b"".join(self._open()) + comment + self._frame(event)
+        if not self._answer.framing.is_named:
+            return comment
+        # The opening first: events are numbered in the order they are asked for.
+        return b"".join(self._open()) + comment + self._frame(self._answer.silence())
 
     def failure(self, error: Exception) -> bytes:
         """The error as this API has it."""
