@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from proa.kernels.online_softmax import LOG2_E, AttentionShape, key_rows, scores, softmax_step
-from proa.kernels.triton_import import INTERPRETED, jit, next_power_of_2, tl
+from proa.kernels.triton_import import INTERPRETED, jit, next_power_of_2, shared_memory, tl
 
 __all__ = ["DecodeScratch", "DecodeTiles", "paged_decode"]
 
@@ -94,7 +94,7 @@ def paged_decode(
     rows = max(16, min(_MAX_EXACT_HEADS if shape.exact else _MAX_HEADS, next_power_of_2(shape.group)))
     head_blocks = -(-shape.group // rows)
     splits = scratch.splits(tokens, shape.kv_heads * head_blocks)
-    tiles = tiles or _choose(shape, rows)
+    tiles = tiles or _choose(shape, rows, shared_memory(q.device))
     _decode[(shape.kv_heads * head_blocks, splits, tokens)](
         q,
         k_cache,
@@ -142,14 +142,16 @@ def _launch_combine(scratch: DecodeScratch, shape: AttentionShape, splits: int, 
     )
 
 
-def _choose(shape: AttentionShape, rows: int) -> DecodeTiles:
+def _choose(shape: AttentionShape, rows: int, shared: int) -> DecodeTiles:
     if INTERPRETED:
         return DecodeTiles(32, 1, 1)
     if shape.exact:
         return DecodeTiles(16, 4, 2)
     if shape.first + shape.rest > 256:
+        if shared < 160 << 10:
+            return DecodeTiles(16, 8, 2)
         return DecodeTiles(64, 8, 2) if rows >= 64 else DecodeTiles(32, 4, 3)
-    return DecodeTiles(128, 4, 3)
+    return DecodeTiles(128, 4, 3) if shared >= 160 << 10 else DecodeTiles(64, 4, 3)
 
 
 @jit

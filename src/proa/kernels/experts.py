@@ -15,7 +15,7 @@ from proa.kernels.activation import activate, gating_code
 from proa.kernels.expert_blocks import ExpertBlocks
 from proa.kernels.linear import multiply
 from proa.kernels.row_products import RowTiles, row_product
-from proa.kernels.triton_import import INTERPRETED, jit, next_power_of_2, tl
+from proa.kernels.triton_import import INTERPRETED, has_warp_groups, jit, next_power_of_2, tl
 from proa.kernels.weight_tiles import WeightKind, kind_of, load_scales, load_words, panel_bytes, tile_values
 
 __all__ = ["ExpertFormat", "ExpertScratch", "ExpertTiles", "expert_bytes", "grouped_experts"]
@@ -131,7 +131,7 @@ def grouped_experts(
     if tokens == 0:
         return
     hidden, joined = scratch.buffers(tokens, fmt)
-    tiles = tiles or _choose(tokens, exact=scratch.exact)
+    tiles = tiles or _choose(tokens, x.device, exact=scratch.exact)
     if isinstance(tiles[0], RowTiles):
         _few(x, ids, weights, arena, table, fmt, hidden, joined, tiles)
     else:
@@ -199,7 +199,9 @@ def _constants(kind: WeightKind, tiles: ExpertTiles | RowTiles) -> dict[str, int
     }
 
 
-def _choose(tokens: int, *, exact: bool) -> tuple[ExpertTiles, ExpertTiles] | tuple[RowTiles, RowTiles]:
+def _choose(
+    tokens: int, device: torch.device, *, exact: bool
+) -> tuple[ExpertTiles, ExpertTiles] | tuple[RowTiles, RowTiles]:
     """Tiles of the first and the second product."""
     if tokens <= FEW_TOKENS:
         return (
@@ -211,7 +213,7 @@ def _choose(tokens: int, *, exact: bool) -> tuple[ExpertTiles, ExpertTiles] | tu
         return ExpertTiles(16, 64, 128, 1, 1), ExpertTiles(16, 64, 128, 1, 1)
     if exact:
         return ExpertTiles(16, 32, 64, 4, 2), ExpertTiles(16, 32, 64, 4, 2)
-    if tokens <= 1024:
+    if tokens <= 1024 or not has_warp_groups(device):
         return ExpertTiles(64, 128, 64, 4, 3), ExpertTiles(64, 128, 64, 4, 3)
     return ExpertTiles(128, 128, 64, 4, 3), ExpertTiles(128, 128, 64, 4, 3)
 

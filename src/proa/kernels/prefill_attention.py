@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from proa.kernels.online_softmax import LOG2_E, AttentionShape, key_rows, scores, softmax_step
-from proa.kernels.triton_import import INTERPRETED, jit, next_power_of_2, tl
+from proa.kernels.triton_import import INTERPRETED, jit, next_power_of_2, shared_memory, tl
 
 __all__ = ["PrefillTiles", "paged_prefill"]
 
@@ -47,7 +47,7 @@ def paged_prefill(
     if not shape.exact:
         q = q.to(torch.bfloat16)  # loaded as it is, it stays in shared memory
     strides = (*q.stride()[:2], *k_cache.stride()[:2], *v_cache.stride()[:2], block_tables.stride(0))
-    tiles = tiles or _choose(shape)
+    tiles = tiles or _choose(shape, shared_memory(q.device))
     heads = min(tiles.rows, next_power_of_2(shape.group))
     block_tokens = tiles.rows // heads
     head_blocks = -(-shape.group // heads)
@@ -81,15 +81,15 @@ def paged_prefill(
     )
 
 
-def _choose(shape: AttentionShape) -> PrefillTiles:
+def _choose(shape: AttentionShape, shared: int) -> PrefillTiles:
     if INTERPRETED:
         return PrefillTiles(32, 32, 1, 1)
     wide = shape.first + shape.rest > 256
     if shape.exact:
         return PrefillTiles(16, 16, 4, 2)
     if wide:
-        return PrefillTiles(64, 64, 8, 2)
-    return PrefillTiles(128, 64, 8, 3)
+        return PrefillTiles(64, 64, 8, 2) if shared >= 160 << 10 else PrefillTiles(64, 16, 8, 2)
+    return PrefillTiles(128, 64, 8, 3) if shared >= 160 << 10 else PrefillTiles(64, 64, 4, 2)
 
 
 @jit

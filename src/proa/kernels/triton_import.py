@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
+
+import torch
 
 from proa.core.errors import UnsupportedError
 
-__all__ = ["INTERPRETED", "jit", "next_power_of_2", "tl"]
+__all__ = ["INTERPRETED", "has_warp_groups", "jit", "next_power_of_2", "shared_memory", "tl"]
 
 try:
     import triton
@@ -43,3 +46,17 @@ else:
 def next_power_of_2(n: int) -> int:
     """The least power of two that is not below `n`."""
     return 1 << (n - 1).bit_length()
+
+
+@cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that one program can have: 227 KiB on Hopper, 163 on A100, 99 on GeForce and RTX PRO."""
+    if device.type != "cuda":
+        return 227 << 10
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+
+
+@cache
+def has_warp_groups(device: torch.device) -> bool:
+    """Whether the tensor cores take operands from shared memory, four warps at once: Hopper."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] == 9
