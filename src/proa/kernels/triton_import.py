@@ -53,7 +53,8 @@ def shared_memory(device: torch.device) -> int:
     """Bytes of shared memory that one program can have: 227 KiB on Hopper, 163 on A100, 99 on GeForce and RTX PRO."""
     if device.type != "cuda":
         return 227 << 10
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
 
 
 @cache
