@@ -50,7 +50,7 @@ def next_power_of_2(n: int) -> int:
 
 @cache
 def shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that one program can have on a tensor's device: 227 KiB on Hopper, 163 on A100, 99 on GeForce and RTX PRO."""
+    """Bytes of shared memory of one program on a tensor's device: 227 KiB on Hopper, 163 on A100, 99 on GeForce."""
     if device.type != "cuda":
         return 227 << 10
     return int(triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"])
