@@ -207,7 +207,7 @@ def _choose(
         return (
             (RowTiles(64, 128, 1), RowTiles(64, 128, 1))
             if INTERPRETED
-            else (RowTiles(32, 512, 4), RowTiles(16, 512, 4))
+            else (RowTiles(32, 256, 2), RowTiles(16, 256, 2))
         )
     if INTERPRETED:
         return ExpertTiles(16, 64, 128, 1, 1), ExpertTiles(16, 64, 128, 1, 1)

@@ -62,7 +62,7 @@ def _heads_linear(
     token = tl.program_id(2).to(tl.int64) * 16 + tl.arange(0, 16)
     inside, valid = (token < tokens)[:, None], (row < out_features)[:, None]
     rows = weight + head * out_features * in_features + row[:, None].to(tl.int64) * in_features
-    acc = tl.zeros([16, BLOCK_N], tl.float32)
+    acc = tl.zeros([BLOCK_N, 16], tl.float32)
     for k in range(0, in_features, BLOCK_K):
         column = k + tl.arange(0, BLOCK_K)[None, :]
         a = tl.load(
@@ -71,6 +71,6 @@ def _heads_linear(
         w = tl.load(rows + column, mask=valid & (column < in_features), other=0.0)
         if EXACT:
             w = w.to(tl.float32)
-        acc = multiply(a, w, acc, EXACT, 2)
+        acc = multiply(w, a, acc, EXACT, 2)
     at = out + token[:, None] * out_token + head * out_head + row[None, :]
-    tl.store(at, acc, mask=inside & (row < out_features)[None, :])
+    tl.store(at, tl.trans(acc), mask=inside & (row < out_features)[None, :])

@@ -1,7 +1,7 @@
 """Linear layers over weights in the formats of checkpoints.
 
-Few tokens are bound by reading the weight: up to four are multiplied in float32, one by one, up to 16 on tensor cores
-with float32 activations as two bf16 terms (16 bits of mantissa). Many tokens are bound by arithmetic: one term. Float32
+Few tokens are bound by reading the weight: one is multiplied in float32, up to 16 on tensor cores with float32
+activations as two bf16 terms (16 bits of mantissa). Many tokens are bound by arithmetic: one term. Float32
 weights, and any with `exact`, are multiplied in float32.
 """
 
@@ -18,7 +18,7 @@ from proa.kernels.weight_tiles import as_words, kind_of, load_scales, load_words
 __all__ = ["LinearTiles", "linear"]
 
 _FEW_TOKENS = 16
-_ROW_TOKENS = 4
+_ROW_TOKENS = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def linear(
 
 def _choose(tokens: int, exact: bool) -> LinearTiles | RowTiles:
     if tokens <= _ROW_TOKENS or (exact and tokens <= _FEW_TOKENS):
-        return RowTiles(64, 128, 1) if INTERPRETED else RowTiles(16, 512, 4)
+        return RowTiles(64, 256, 1) if INTERPRETED else RowTiles(8, 1024, 2)
     if INTERPRETED:
         return LinearTiles(16, 32, 64, 1, 1)
     if exact:
