@@ -131,7 +131,7 @@ def grouped_experts(
     if tokens == 0:
         return
     hidden, joined = scratch.buffers(tokens, fmt)
-    tiles = tiles or _choose(tokens, x.device, exact=scratch.exact)
+    tiles = tiles or _choose(tokens, ids.numel() // table.shape[0], x.device, exact=scratch.exact)
     if isinstance(tiles[0], RowTiles):
         _few(x, ids, weights, arena, table, fmt, hidden, joined, tiles)
     else:
@@ -200,9 +200,9 @@ def _constants(kind: WeightKind, tiles: ExpertTiles | RowTiles) -> dict[str, int
 
 
 def _choose(
-    tokens: int, device: torch.device, *, exact: bool
+    tokens: int, pairs: int, device: torch.device, *, exact: bool
 ) -> tuple[ExpertTiles, ExpertTiles] | tuple[RowTiles, RowTiles]:
-    """Tiles of the first and the second product."""
+    """Tiles of the first and the second product, for `pairs` an expert on average."""
     if tokens <= FEW_TOKENS:
         return (
             (RowTiles(64, 128, 1), RowTiles(64, 128, 1))
@@ -213,7 +213,9 @@ def _choose(
         return ExpertTiles(16, 64, 128, 1, 1), ExpertTiles(16, 64, 128, 1, 1)
     if exact:
         return ExpertTiles(16, 32, 64, 4, 2), ExpertTiles(16, 32, 64, 4, 2)
-    if tokens <= 1024 or not has_warp_groups(device):
+    if pairs < 16:
+        return ExpertTiles(16, 128, 64, 4, 3), ExpertTiles(16, 128, 64, 4, 3)
+    if pairs < 128 or not has_warp_groups(device):
         return ExpertTiles(64, 128, 64, 4, 3), ExpertTiles(64, 128, 64, 4, 3)
     return ExpertTiles(128, 128, 64, 4, 3), ExpertTiles(128, 128, 64, 4, 3)
 
