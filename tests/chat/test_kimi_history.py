@@ -5,6 +5,7 @@ import copy
 import pytest
 
 from proa.chat.history import normalise_history
+from proa.chat.kimi_prompt import STYLES, render_prompt
 from proa.core.errors import UserError
 
 
@@ -138,6 +139,15 @@ def test_the_input_stays_as_it_is():
 def test_a_call_that_is_no_function_call_is_named(broken):
     with pytest.raises(UserError, match=r"\[messages\[1\]\.tool_calls\[0\]\]"):
         normalise_history([{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [broken]}])
+
+
+@pytest.mark.parametrize("role", ["user", "assistant", "tool"])
+def test_parts_that_are_no_objects_stay_for_the_prompt_to_refuse(role):
+    parts = [{"type": "text", "text": "a"}, "b", None]
+    (message,) = normalise_history([{"role": role, "content": parts}]).messages
+    assert message["content"] == parts
+    with pytest.raises(UserError, match=r"messages\[0\]\.content\[1\]"):
+        render_prompt(STYLES["kimi-k2.6"], [message])
 
 
 def test_ten_thousand_calls_of_one_id_take_linear_time():

@@ -32,6 +32,7 @@ ANSWERS = [
     ("only thoughts", None, "only thoughts", []),
     (f"{TE}one STOP two", "one STOP two", "", []),
     (f"a STOP b{TE}one STOP two{SB}{CALL}", "one STOP two", "a STOP b", [("weather", OSLO)]),
+    (f"{TE}{SB}{CALL}{SE}one STOP two{SB}{CALL}{SE}", "one STOP two", "", [("weather", OSLO)] * 2),
 ]
 
 
@@ -102,6 +103,24 @@ def test_stop_strings_count_in_content_only(client):
         assert answer[:4] == ("one ", reasoning, [], "stop")
 
 
+def test_calls_before_a_stop_string_are_to_be_answered(client, kimi):
+    for stream in (True, False):
+        answer = ask(client, 7, stop=["STOP"], stream=stream)
+        if stream:
+            content, _, calls, finish, _ = collect(answer)
+        else:
+            content, finish = answer.choices[0].message.content, answer.choices[0].finish_reason
+            calls = answer.choices[0].message.tool_calls
+        assert content == "one " and len(calls) == 1 and finish == "tool_calls"
+    with kimi.client() as http:
+        tool = {"name": "weather", "input_schema": TOOL["function"]["parameters"]}
+        body = {
+            "messages": [{"role": "user", "content": "Weather?"}], "tools": [tool], "max_tokens": 1000,
+            "seed": ANSWER_SEED + 7, "stop_sequences": ["STOP"],
+        }  # fmt: skip
+        assert http.post("/v1/messages", json=body).json()["stop_reason"] == "tool_use"
+
+
 def test_length_cuts_a_call_and_says_so(client):
     messages = [{"role": "user", "content": "Weather?"}]
     answer = client.chat.completions.create(
@@ -146,6 +165,8 @@ def test_thinking_off(kimi):
         for switch in (
             {"chat_template_kwargs": {"thinking": False}},
             {"chat_template_kwargs": {"enable_thinking": False}},
+            {"chat_template_kwargs": {"reasoning_effort": "none", "clear_thinking": True}},
+            {"reasoning_effort": "none"},
         ):
             ids = http.post("/tokenize", json=body | switch).json()["tokens"]
             assert http.post("/detokenize", json={"tokens": ids}).json()["prompt"].endswith("<think></think>")

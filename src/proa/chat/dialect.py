@@ -179,7 +179,7 @@ def _with_parsed_arguments(message: dict[str, Any]) -> dict[str, Any]:
 class KimiDialect:
     """A Kimi checkpoint: prompts written natively, answers with reasoning and tool calls."""
 
-    _VARIABLES = ("thinking", "enable_thinking", "preserve_thinking")
+    _VARIABLES = frozenset({"thinking", "enable_thinking", "preserve_thinking"})
 
     def __init__(self, tokenizer: TiktokenTokenizer, style: KimiStyle) -> None:
         self._tokenizer = tokenizer
@@ -193,7 +193,8 @@ class KimiDialect:
         if turn.continue_final_message and not _is_begun(turn.messages[-1]):
             raise UserError("continue_final_message", "a last message of the assistant's with text", "another one")
         history = normalise_history(turn.messages)
-        thinking = self._thinking(turn)
+        asked = TemplateSwitches.of(turn, self._VARIABLES).thinking
+        thinking = asked is not False or self._style.always_preserves
         options = PromptOptions(
             thinking=thinking,
             preserve_thinking=flag_of(turn.variables, "preserve_thinking") or turn.keeps_thinking,
@@ -211,15 +212,6 @@ class KimiDialect:
             no_calls=turn.no_calls,
         )
         return ChatPrompt(self._tokenizer.encode_pieces(pieces), reading)
-
-    def _thinking(self, turn: ChatTurn) -> bool:
-        if unknown := sorted(set(turn.variables) - set(self._VARIABLES)):
-            raise UserError("chat_template_kwargs", f"only {', '.join(self._VARIABLES)}", ", ".join(unknown))
-        asked = turn.thinking
-        for name in ("thinking", "enable_thinking"):
-            value = flag_of(turn.variables, name)
-            asked = value if value is not None else asked
-        return asked is not False or self._style.always_preserves
 
 
 def _is_begun(message: Mapping[str, Any]) -> bool:

@@ -145,8 +145,8 @@ def _assistant(message: Mapping[str, Any], binder: _Binder, where: str) -> Messa
     content = message.get("content")
     thinking = ""
     if isinstance(content, list):
-        thinking = "".join(str(part.get("thinking") or "") for part in content if part.get("type") == "thinking")
-        content = [part for part in content if part.get("type") != "thinking"]
+        thinking = "".join(str(part.get("thinking") or "") for part in content if _is_part(part, "thinking"))
+        content = [part for part in content if not _is_part(part, "thinking")]
     normal = _named(message, {"role": "assistant", "content": _content(content)})
     candidates = (message.get("reasoning_content"), message.get("reasoning"), thinking)
     normal["reasoning_content"] = next((text for text in candidates if isinstance(text, str) and text), "")
@@ -178,9 +178,13 @@ def _named(message: Mapping[str, Any], normal: Message) -> Message:
 def _content(content: Any) -> Any:
     if content is None:
         return ""
-    if isinstance(content, list) and all(part.get("type") == "text" for part in content):
+    if isinstance(content, list) and all(_is_part(part, "text") for part in content):
         return "".join(str(part.get("text") or "") for part in content)
     return content
+
+
+def _is_part(part: Any, kind: str) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == kind
 
 
 def _function(call: Any, where: str) -> dict[str, Any]:

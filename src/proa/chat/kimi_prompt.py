@@ -169,10 +169,10 @@ def _content(content: Any, where: str) -> list[Piece]:
         return [(content or "", False)]
     pieces: list[Piece] = []
     for index, part in enumerate(content):
-        kind = part.get("type")
+        kind = part.get("type") if isinstance(part, Mapping) else None
         if kind == "text":
             pieces.append((str(part.get("text") or ""), False))
-        elif kind in _MEDIA:
+        elif isinstance(kind, str) and kind in _MEDIA:
             pieces += _MEDIA[kind]
         else:
             raise UserError(f"{where}.content[{index}]", f"a part of type text, {', '.join(_MEDIA)}", repr(kind))

@@ -42,6 +42,7 @@ class ReadingAssembler:
         self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=True)
         self._parser = reading.parser()
         self._stops = StopStrings(sampling.stop)
+        self._has_calls = False
 
     def push(self, output: TokenOutput) -> Delta:
         """Take an output of the engine; after the end there are no more."""
@@ -74,6 +75,7 @@ class ReadingAssembler:
     def _take(self, events: Iterable[Event], delta: Delta) -> None:
         for event in events:
             if not isinstance(event, ContentDelta):
+                self._has_calls |= isinstance(event, CallStart)
                 self._add_content(self._stops.finish(), delta)
                 delta.events.append(event)
                 continue
@@ -81,7 +83,8 @@ class ReadingAssembler:
             if (stop := self._stops.found) is not None:
                 self._add_content(stop if self._include_stop else "", delta)
                 self.is_finished = True
-                delta.finish_reason = "stop"
+                # What comes behind the stop string is dropped, calls too; those before it are to be answered.
+                delta.finish_reason = "tool_calls" if self._has_calls else "stop"
                 delta.stop_reason = stop
                 return
 
@@ -94,8 +97,8 @@ class ReadingAssembler:
             return
         self._add_content(self._stops.finish(), delta)
         self.is_finished = True
-        has_calls = self._parser.num_calls > 0 and output.finish_reason == "stop"
-        delta.finish_reason = "tool_calls" if has_calls else output.finish_reason
+        ends_in_calls = self._has_calls and output.finish_reason == "stop"
+        delta.finish_reason = "tool_calls" if ends_in_calls else output.finish_reason
         delta.error = output.error
         if output.matched_stop is not None and output.matched_stop not in self._eos_token_ids:
             delta.stop_reason = output.matched_stop

@@ -93,11 +93,6 @@ class KimiK2Parser:
         self._had_section = False
 
     @property
-    def num_calls(self) -> int:
-        """Tool calls so far."""
-        return self._calls.num_calls
-
-    @property
     def in_reasoning(self) -> bool:
         """Whether the next text would be reasoning."""
         return self._state is _State.REASONING

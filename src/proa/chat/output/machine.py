@@ -178,11 +178,6 @@ class CallMachine:
         self._maybe = ("", State.CONTENT)  # the marker that led to MAYBE_NAME, and where it stood
 
     @property
-    def num_calls(self) -> int:
-        """Tool calls so far."""
-        return self._calls.num_calls
-
-    @property
     def in_reasoning(self) -> bool:
         """Whether the next text would be reasoning."""
         return self._state is State.REASONING

@@ -31,11 +31,6 @@ class OutputParser(Protocol):
     """Reads one answer as it is generated. What comes out does not depend on how the input is cut."""
 
     @property
-    def num_calls(self) -> int:
-        """Tool calls so far."""
-        ...
-
-    @property
     def in_reasoning(self) -> bool:
         """Whether the next text would be reasoning."""
         ...
