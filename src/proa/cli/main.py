@@ -7,7 +7,7 @@ import sys
 import typer
 
 from proa import __version__
-from proa.cli import bench, chat, console, convert, doctor, serve
+from proa.cli import bench, chat, console, convert, doctor, plan, serve
 from proa.core.errors import ProaError
 
 __all__ = ["app", "main"]
@@ -43,6 +43,7 @@ def _root(
 serve.register(app)
 chat.register(app)
 doctor.register(app)
+plan.register(app)
 convert.register(app)
 app.add_typer(bench.app, name="bench")
 

@@ -8,7 +8,7 @@ from proa.engine.config import EngineConfig
 from proa.engine.kv_plan import RESERVE_BYTES, KVPlan, plan_kv
 from proa.models import GpuBytes, ModelInfo
 
-__all__ = ["check_expert_memory", "plan_gpu"]
+__all__ = ["check_expert_memory", "plan_gpu", "scratch_bytes"]
 
 _GIB = 2**30
 # Of what weights and scratch leave: the rest is for fragments, which torch's allocator has when sizes change.
@@ -17,13 +17,18 @@ _KV_FRACTION = 0.95
 _BYTES_PER_LOGIT = 4 + 4 + 12
 
 
+def scratch_bytes(config: EngineConfig, model: ModelInfo, needed: GpuBytes) -> int:
+    """Scratch of forwards and of sampling."""
+    return needed.scratch + config.max_running_requests * model.vocab_size * _BYTES_PER_LOGIT
+
+
 def plan_gpu(config: EngineConfig, gpu: Gpu, model: ModelInfo, needed: GpuBytes) -> tuple[KVPlan, dict[str, str]]:
     """The KV cache in the memory that `needed` leaves of `gpu`, and what to say of it.
 
     Raises:
         ConfigError: the trunk, or a useful cache beside it, does not fit.
     """
-    scratch = needed.scratch + config.max_running_requests * model.vocab_size * _BYTES_PER_LOGIT
+    scratch = scratch_bytes(config, model, needed)
     available = gpu.free_bytes
     if config.mem_fraction_static is not None:
         static = int(gpu.total_bytes * config.mem_fraction_static)

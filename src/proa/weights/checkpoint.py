@@ -19,7 +19,7 @@ from proa.weights.quantization import Quantization, parse_quantization
 from proa.weights.read_ahead import WINDOW_BYTES, ReadAhead, ReadRange
 from proa.weights.safetensors import SafetensorsFile, check_tensor_name
 
-__all__ = ["Checkpoint", "RawTensor"]
+__all__ = ["INDEX_FILE", "SINGLE_FILE", "Checkpoint", "RawTensor", "language_model_name", "read_index"]
 
 logger = logging.getLogger("proa.weights")
 
@@ -230,7 +230,7 @@ def _open_files(directory: Path) -> list[SafetensorsFile]:
         return [SafetensorsFile.open(directory / SINGLE_FILE)]
     if not (directory / INDEX_FILE).exists():
         raise _no_weights(directory)
-    index = _read_index(directory / INDEX_FILE)
+    index = read_index(directory / INDEX_FILE)
     files = {shard: SafetensorsFile.open(directory / shard) for shard in sorted(set(index.values()))}
     for name, shard in index.items():
         if name not in files[shard].entries:
@@ -241,7 +241,8 @@ def _open_files(directory: Path) -> list[SafetensorsFile]:
     return list(files.values())
 
 
-def _read_index(path: Path) -> dict[str, str]:
+def read_index(path: Path) -> dict[str, str]:
+    """The files of the tensors that the index `path` lists, by stored name. CheckpointError for a faulty index."""
     weight_map = read_json_object(path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(str(path), "weight_map to map tensor names to files", type(weight_map).__name__)
@@ -269,7 +270,7 @@ def _locate(files: list[SafetensorsFile]) -> dict[str, tuple[SafetensorsFile, st
     locations: dict[str, tuple[SafetensorsFile, str]] = {}
     for file in files:
         for stored in file.entries:
-            name = _language_model_name(stored)
+            name = language_model_name(stored)
             if name in locations:
                 other_file, other = locations[name]
                 raise CheckpointError(
@@ -279,7 +280,8 @@ def _locate(files: list[SafetensorsFile]) -> dict[str, tuple[SafetensorsFile, st
     return locations
 
 
-def _language_model_name(stored: str) -> str:
+def language_model_name(stored: str) -> str:
+    """The name that `Checkpoint` gives a stored tensor."""
     for prefix, replacement in WRAPPERS.items():
         if stored.startswith(prefix):
             return replacement + stored.removeprefix(prefix)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 __all__ = ["ROW_FORMATS", "RowFormat"]
@@ -43,6 +44,12 @@ class RowFormat:
         if self.group == 0:
             return (out_features,)
         return -(-out_features // self.rows), -(-in_features // self.group)
+
+    def nbytes(self, out_features: int, in_features: int) -> int:
+        """Of a weight `[out, in]`, scales included."""
+        weights = out_features * in_features
+        data = weights // 2 if self.nibbles else weights * _BYTES[self.element]
+        return data + (0 if self.plain else prod(self.scale_shape(out_features, in_features)) * _BYTES[self.scale])
 
 
 _BYTES = {"none": 0, "f32": 4, "bf16": 2, "f16": 2, "int8": 1, "e4m3": 1, "e8m0": 1}

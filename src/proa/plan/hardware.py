@@ -1,0 +1,105 @@
+"""The machine a plan is for: this one, or what is told of another."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from proa.core.errors import ConfigError
+from proa.device.select import Gpu, choose_gpu
+from proa.engine.memory import available_bytes
+
+__all__ = ["GIB", "Interval", "Machine", "Overrides", "probe"]
+
+GIB = 2**30
+_MAX_GIB = 1 << 20
+_MAX_GB_S = 1e6
+# How much is read to measure the bandwidth, in times of the L3 cache, and at least and most.
+_CACHE_MULTIPLE = 4
+_PROBE_MIB = (256, 4096)
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A rate or time between two bounds."""
+
+    low: float
+    high: float
+
+
+# 10^12 operations per second and core in products of many tokens, by instruction set: what benchmarks/LOG.md has for
+# int4 (16 cores busy; two cores alone), widened downwards for slower clocks.
+_CPU_TFLOPS = {"amx": Interval(0.2, 0.5), "avx512": Interval(0.1, 0.45), "avx2": Interval(0.02, 0.2)}
+# A PCIe 4.0 and a 5.0 slot of 16 lanes.
+_PCIE = Interval(22.0, 55.0)
+_CPU_TFLOPS_ELSE = Interval(0.0005, 0.02)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """`ram_bytes`, `vram_bytes`: what a server may use, 0 bytes of VRAM for no GPU. Rates: 10^9 bytes per second.
+
+    pcie: from pinned memory to the GPU. vram: the GPU's memory. gpu_tflops: bf16 products with many tokens.
+    cpu_tflops: of all cores. told: what was not found here but told.
+    """
+
+    ram_bytes: int
+    read_gb_s: float
+    vram_bytes: int = 0
+    pcie: Interval = _PCIE
+    vram: Interval = Interval(800.0, 4000.0)
+    gpu_tflops: Interval = Interval(80.0, 400.0)
+    cpu_tflops: Interval = _CPU_TFLOPS_ELSE
+    told: tuple[str, ...] = ()
+
+    @property
+    def gpu(self) -> Gpu | None:
+        """As the engine's plan takes it."""
+        return None if self.vram_bytes == 0 else Gpu(0, "GPU", self.vram_bytes, self.vram_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """What the flags tell, None for what is to be found here: GiB and 10^9 bytes per second. `vram` 0: no GPU."""
+
+    vram: float | None = None
+    ram: float | None = None
+    bandwidth: float | None = None
+    pcie: float | None = None
+
+    def __post_init__(self) -> None:
+        _check("--vram", self.vram, 0.0, _MAX_GIB)
+        _check("--ram", self.ram, 0.01, _MAX_GIB)
+        _check("--bandwidth", self.bandwidth, 0.01, _MAX_GB_S)
+        _check("--pcie", self.pcie, 0.01, _MAX_GB_S)
+
+
+def probe(overrides: Overrides) -> Machine:
+    """This machine with `overrides`. Reads memory for a second unless the bandwidth is told."""
+    from proa.native import _C  # here: a help text needs no extension
+
+    cpu = _C.cpu_info()
+    gpu = choose_gpu("auto") if overrides.vram is None else None
+    vram = (0 if gpu is None else gpu.free_bytes) if overrides.vram is None else int(overrides.vram * GIB)
+    bandwidth = overrides.bandwidth
+    if bandwidth is None:
+        low, high = _PROBE_MIB
+        mebibytes = min(max(_CACHE_MULTIPLE * int(cpu["caches"]["l3"]) >> 20, low), high)
+        bandwidth = float(_C.measure_read_bandwidth(list(cpu["physical_cpus"]), mebibytes))
+    cores = len(cpu["physical_cpus"])
+    per_core = _CPU_TFLOPS.get(str(cpu["isa_in_use"]), _CPU_TFLOPS_ELSE)
+    pcie = _PCIE if overrides.pcie is None else Interval(overrides.pcie, overrides.pcie)
+    told = tuple(name for name in ("vram", "ram", "bandwidth", "pcie") if getattr(overrides, name) is not None)
+    return Machine(
+        ram_bytes=available_bytes() if overrides.ram is None else int(overrides.ram * GIB),
+        read_gb_s=bandwidth,
+        vram_bytes=vram,
+        pcie=pcie,
+        cpu_tflops=Interval(per_core.low * cores, per_core.high * cores),
+        told=told,
+    )
+
+
+def _check(flag: str, value: float | None, low: float, high: float) -> None:
+    if value is not None and not (math.isfinite(value) and low <= value <= high):
+        raise ConfigError(flag, f"a number in {low:g} .. {high:g}", value)
