@@ -278,7 +278,9 @@ def test_the_checker_says_what_is_wrong():
     assert check(vocabulary, CheckRequest('start: %json {"$ref": "#"}')).error == "no text fits it"
     translated = check(vocabulary, CheckRequest('root ::= "a" | "b" c\nc ::= [0-9]+', is_ebnf=True))
     assert translated.error == "" and "start:" in translated.grammar
-    for bad in ("root ::= (", "root ::= " + "(" * 50_000, 'root ::= "a"' * 3, "start: ("):
+    # Replies are remembered: what the server has already does not come back.
+    assert check(vocabulary, CheckRequest('start: "a"')).grammar == ""
+    for bad in ("root ::= (", "root ::= unknown", "root ::= " + "(" * 50_000, 'root ::= "a"' * 3, "start: ("):
         assert check(vocabulary, CheckRequest(bad, is_ebnf=True)).error
 
 

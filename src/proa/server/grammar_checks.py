@@ -22,7 +22,9 @@ logger = logging.getLogger("proa.server.grammar")
 
 _NUM_WORKERS = 2
 _MAX_PENDING = 64
+# What is remembered are errors, and translations that are not longer than this.
 _MAX_REMEMBERED = 1024
+_MAX_REMEMBERED_CHARACTERS = 16 * 1024
 # The process limits its own CPU time; this is for one that does not get any.
 _WALL_SECONDS = 20.0
 _LOST = CheckReply(error=f"one that takes more than {CPU_SECONDS:.0f} s or too deep a recursion to compile")
@@ -81,7 +83,8 @@ class GrammarChecks:
                 self._idle.put_nowait(worker)
             if reply is None:
                 return _LOST
-            self._known[key] = reply
+            if len(reply.error) + len(reply.grammar) <= _MAX_REMEMBERED_CHARACTERS:
+                self._known[key] = reply
             if len(self._known) > _MAX_REMEMBERED:
                 self._known.popitem(last=False)
             return reply

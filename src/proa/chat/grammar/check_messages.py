@@ -17,7 +17,7 @@ class CheckRequest(msgspec.Struct, frozen=True):
 
 
 class CheckReply(msgspec.Struct, frozen=True):
-    """error: what is wrong with it, else empty. grammar: the Lark text, from GBNF translated."""
+    """error: what is wrong with it, else empty. grammar: the Lark text of one that may be GBNF, else empty."""
 
     error: str = ""
     grammar: str = ""

@@ -37,7 +37,7 @@ def check(vocabulary: Vocabulary, request: CheckRequest) -> CheckReply:
         return CheckReply(error=_plain(str(error)))
     if not mask.any() and not matcher.may_end:
         return CheckReply(error="no text fits it")
-    return CheckReply(grammar=grammar)
+    return CheckReply(grammar=grammar if request.is_ebnf else "")
 
 
 def _plain(message: str) -> str:
@@ -52,15 +52,11 @@ def _from_gbnf(text: str) -> str:
 
     try:
         return str(gbnf_to_lark(text))
-    except (ValueError, IndexError, KeyError) as error:
-        raise GrammarError(str(error)) from error
     except RecursionError as error:
         raise GrammarError("nested too deeply") from error
     except Exception as error:
-        # The converter's own error derives from Exception alone.
-        if type(error).__name__ != "GbnfToLarkError":
-            raise
-        raise GrammarError(str(error)[:200]) from error
+        # The converter has errors of its own, and raises plain exceptions too.
+        raise GrammarError(str(error)[:200] or type(error).__name__) from error
 
 
 def serve(vocabulary: Vocabulary, source: BinaryIO, target: BinaryIO) -> None:
