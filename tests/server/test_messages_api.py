@@ -150,6 +150,11 @@ def test_thinking_is_turned_off(client):
 def test_a_last_turn_of_the_assistant_is_continued(client):
     messages = [{"role": "user", "content": "Weather?"}, {"role": "assistant", "content": "It is"}]
     assert blocks_of(client.messages.create(**fields(0, messages=messages))) == [("text", "whyHello.")]
+    # One that says nothing begins nothing.
+    for nothing in ("", [], [{"type": "thinking", "thinking": "x", "signature": "s"}]):
+        messages[-1]["content"] = nothing
+        answer = client.messages.create(**fields(0, messages=messages))
+        assert blocks_of(answer) == [("thinking", "why"), ("text", "Hello.")]
 
 
 @pytest.mark.parametrize(

@@ -148,8 +148,11 @@ class MessagesRequest(ChatBody):
             messages.append({"role": "system", "content": system})
         for index, turn in enumerate(self.messages):
             messages += _messages(turn, f"messages.{index}.content")
-        # An assistant's last message is the beginning of the answer.
-        continues = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
+        # An assistant's last message is the beginning of the answer; Anthropic lets that one be empty.
+        if len(messages) > 1 and messages[-1] == {"role": "assistant", "content": ""}:
+            messages.pop()
+        last = messages[-1]
+        continues = last["role"] == "assistant" and bool(last["content"]) and not last.get("tool_calls")
         return ChatTurn(
             messages=messages,
             tools=tools,
