@@ -24,6 +24,7 @@ MAX_CONCURRENCY = 1024
 # Prompt tokens of a forward: experts in one pass over the bus want many, experts on the CPU few.
 STREAMED_CHUNKS = (32768, 16384, 8192, 4096)
 CPU_CHUNK = 512
+_BLOCK = 16  # the engine's default
 # From so many tokens a pass over the bus is worth its time.
 STREAM_FROM = 2048
 
@@ -88,7 +89,7 @@ class MemoryPlan:
         pairs = {
             "--context-length": self.context,
             "--max-running-requests": self.concurrency,
-            "--max-total-tokens": sum(_kv_tokens(self.context, self.concurrency)),
+            "--max-total-tokens": _kv_tokens(self.context, self.concurrency),
             "--kv-cache-dtype": self.kv_dtype,
             "--chunked-prefill-size": self.chunk,
             "--device": "cuda" if self.uses_gpu else "cpu",
@@ -140,17 +141,18 @@ def _config(wanted: Wanted, context: int, chunk: int, *, gpu_experts: int = 0, s
         from_engine="",
         context_length=context,
         max_running_requests=wanted.concurrency,
-        max_total_tokens=sum(_kv_tokens(context, wanted.concurrency)),
+        max_total_tokens=_kv_tokens(context, wanted.concurrency),
         kv_cache_dtype=wanted.kv_dtype,
+        block_size=_BLOCK,
         chunked_prefill_size=chunk,
         gpu_experts=gpu_experts,
         gpu_prefill_threshold=STREAM_FROM if streams else None,
     )
 
 
-def _kv_tokens(context: int, concurrency: int, block: int = 16) -> list[int]:
-    """Tokens of the cache's blocks, of each request."""
-    return [-(-context // block) * block] * concurrency
+def _kv_tokens(context: int, concurrency: int) -> int:
+    """Tokens of the blocks that the requests fill together."""
+    return concurrency * -(-context // _BLOCK) * _BLOCK
 
 
 def _on_cpu(sizes: ModelSizes, machine: Machine, wanted: Wanted, context: int) -> MemoryPlan:
@@ -172,7 +174,7 @@ def _on_cpu(sizes: ModelSizes, machine: Machine, wanted: Wanted, context: int) -
     ram = {
         "trunk": sizes.trunk_bytes,
         "routed experts": sizes.expert_bytes,
-        "KV cache": sum(_kv_tokens(context, wanted.concurrency)) * token_bytes,
+        "KV cache": _kv_tokens(context, wanted.concurrency) * token_bytes,
         "workspace": workspace,
         "reserve": RESERVE_BYTES,
     }
@@ -217,7 +219,7 @@ def _with_experts(
     vram = {
         "trunk": sizes.gpu_trunk_bytes,
         "routed experts": on_gpu,
-        "KV cache": sum(_kv_tokens(context, wanted.concurrency)) * token_bytes,
+        "KV cache": _kv_tokens(context, wanted.concurrency) * token_bytes,
         "streaming buffers": placed.ring_bytes,
         "workspace": scratch_bytes(config, sizes.info, needed),
         "reserve": RESERVE_BYTES,
