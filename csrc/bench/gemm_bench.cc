@@ -5,17 +5,18 @@
 //
 //   cmake -S . -B build/bench -DPROA_BUILD_PYTHON=OFF -DPROA_BUILD_BENCH=ON && cmake --build build/bench
 //   build/bench/gemm_bench [--shape OUT IN] [--format F] [--kernel K] [--tokens 1,16,256] [--threads N]
-//                          [--rows R] [--seconds S] [--quantile Q]
+//                          [--rows R] [--seconds S] [--quantile Q] [--fine]
 //
 // Default: 2048 7168, all formats and kernels (K is a prefix), 1 to 256 tokens, one thread, calls of 256
-// rows. With several threads all run at once, each with weights of its own: `--threads 1` beside `--threads
-// 2` shows whether two CPUs are one core.
+// rows. --fine: int8 activations in two planes. With several threads all run at once, each with weights of
+// its own: `--threads 1` beside `--threads 2` shows whether two CPUs are one core.
 #include <time.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,6 +26,7 @@
 #include "cpu/isa.h"
 #include "cpu/topology.h"
 #include "format/format_info.h"
+#include "gemm/act_budget.h"
 #include "gemm/act_format.h"
 #include "gemm/kernel.h"
 #include "runtime/thread_pool.h"
@@ -44,6 +46,7 @@ struct Options {
   int64_t rows = 256;
   double seconds = 0.5;
   double quantile = 0.5;
+  float fine_above = std::numeric_limits<float>::infinity();
 };
 
 double cpu_seconds() {
@@ -95,7 +98,8 @@ class Work {
       if (kernel.quantize == nullptr)
         std::memcpy(rows + t * row_bytes, x.data(), static_cast<size_t>(row_bytes));
       else
-        kernel.quantize(x.data(), 0, shape_.in_features, shape_.in_features, rows + t * row_bytes);
+        kernel.quantize(x.data(), 0, shape_.in_features, shape_.in_features, options.fine_above,
+                        rows + t * row_bytes);
     }
     rows_ = {rows, row_bytes, nullptr};
     out_.resize(static_cast<size_t>(tokens * shape_.out_features));
@@ -225,6 +229,8 @@ Options parse(int argc, char** argv) {
       options.rows = std::atoll(next());
     } else if (name == "--seconds") {
       options.seconds = std::atof(next());
+    } else if (name == "--fine") {
+      options.fine_above = gemm::kAllFine;
     } else if (name == "--quantile") {
       options.quantile = std::clamp(std::atof(next()), 0.0, 1.0);
     } else {

@@ -82,9 +82,9 @@ class BoundExpertLayer {
     const auto down_format = down_format_name ? parse_format("ExpertLayer", *down_format_name) : format;
     const auto& down = required_kernel("ExpertLayer", down_format, {hidden, intermediate}, activations);
     layer_ = std::make_unique<moe::ExpertLayer>(
-        workspace_->workspace,
-        moe::ExpertLayerConfig{num_experts, hidden, intermediate, &gate_up, &down, max_top_k,
-                               make_activation(activation, limit, alpha), bias});
+        workspace_->workspace, moe::ExpertLayerConfig{num_experts, hidden, intermediate, &gate_up, &down,
+                                                      max_top_k, make_activation(activation, limit, alpha),
+                                                      bias, activations == gemm::Activations::kBf16});
   }
 
   const moe::ExpertLayer& layer() const { return *layer_; }

@@ -16,9 +16,9 @@ constexpr int64_t act_row_bytes(ActFormat act, int64_t in_features) noexcept {
     case ActFormat::kF32:
       return 0;
     case ActFormat::kInt8G32:
-      return quantized_row_bytes(in_features, 1);
+      return quantized_row_bytes(in_features, most_sums(false));
     case ActFormat::kInt8G32Halves:
-      return quantized_row_bytes(in_features, 2);
+      return quantized_row_bytes(in_features, most_sums(true));
     case ActFormat::kInt16G128:
       return int16_row_bytes(in_features);
     case ActFormat::kBf16:
@@ -44,6 +44,11 @@ constexpr int64_t act_group(ActFormat act) noexcept {
       return kSplitColumns;
   }
   return 1;
+}
+
+// Whether rows are int8 in one plane or two (act_budget.h).
+constexpr bool has_planes(ActFormat act) noexcept {
+  return act == ActFormat::kInt8G32 || act == ActFormat::kInt8G32Halves || act == ActFormat::kInt16G128;
 }
 
 // Whether the cells of several tokens read rows that stand at one distance where they are. All others, and

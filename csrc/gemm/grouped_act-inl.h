@@ -5,18 +5,27 @@
 //   constexpr int streams_of(int tokens)
 //     the panels (1, 2 or 4) that so many tokens are multiplied with together: a core gets more from memory
 //     with several streams
-//   void quantize_group(const float* x, int8_t* q, float* scale, int32_t (&halves)[2])
-//     one group; halves: the sums of q of columns 0 .. 15 and 16 .. 31
+//   bool quantize_group(const float* x, float fine_above, int8_t* q, int8_t* high, float* scale,
+//                       int32_t (&halves)[2])
+//     one group, and whether it is fine; halves: the sums of v of columns 0 .. 15 and 16 .. 31
+//   void sum_halves(const float* x, float (&halves)[2])
+//     the sums of x of these columns, in the order of quantized_act.h
 //   template <class F, int M, int P> multiply_panels
 //     multiplies P panels with M tokens
 
 template <class F>
-void quantize(const float* x, int64_t first, int64_t count, int64_t in_features, std::byte* row) noexcept {
-  const QuantizedRowWriter dst = quantized_row_writer(row, in_features);
+void quantize(const float* x, int64_t first, int64_t count, int64_t in_features, float fine_above,
+              std::byte* row) noexcept {
+  const QuantizedRowWriter dst = quantized_row_writer<F>(row, in_features, fine_above);
   for (int64_t k = first; k < first + count; k += format::kGroup) {
-    int32_t halves[2];
-    quantize_group(x + k - first, dst.q + k, dst.scale + k / format::kGroup, halves);
-    write_sums<F>(dst.scale[k / format::kGroup], halves, k / format::kGroup, dst.sums);
+    const int64_t g = k / format::kGroup;
+    GroupSums sums;
+    const int64_t at = g * dst.step;
+    const bool fine =
+        quantize_group(x + k - first, fine_above, dst.q + at, dst.high + at, dst.scale + g, sums.v);
+    dst.fine[g] = fine_above < 0.0f ? 2 : fine;
+    if constexpr (F::kMinimum) sum_halves(x + k - first, sums.x);
+    write_sums<F>(dst.scale[g], sums, g, in_features, dst.sums);
   }
 }
 
@@ -44,7 +53,7 @@ inline size_t count_index(int64_t tokens) noexcept {
 template <class F>
 int64_t tokens_per_pass(int64_t in_features) noexcept {
   constexpr int64_t kPassBytes = 384 * 1024;
-  const int64_t row_bytes = quantized_row_bytes(in_features, format::GroupedLayout<F>::kHalves);
+  const int64_t row_bytes = quantized_row_bytes(in_features, kActSums<F>);
   const int64_t tokens = kPassBytes / row_bytes / kMostTokens * kMostTokens;
   return tokens < kMostTokens ? kMostTokens : tokens;
 }
@@ -61,7 +70,7 @@ void multiply_tokens(const GemmArgs& args, int64_t panel, int64_t count, int64_t
   while (first < end) {
     QuantizedRow x[kMostTokens];
     const size_t index = count_index(end - first);
-    for (int i = 0; i < kTokenCounts[index]; ++i) x[i] = quantized_row(args.x.row(first + i), in);
+    for (int i = 0; i < kTokenCounts[index]; ++i) x[i] = quantized_row<F>(args.x.row(first + i), in);
     functions[index](panels, x, out + first * args.out_stride, args.out_stride);
     first += kTokenCounts[index];
   }

@@ -50,8 +50,9 @@ struct Kernel {
   ActFormat act;
   const char* (*reject)(const format::Shape& shape) noexcept;  // nullptr: can run, else the reason
   // Writes columns [first, first + count) of `row` from the floats at x; both multiples of 32, but the end of
-  // the row may be any that the shape allows. nullptr when act is kF32.
-  void (*quantize)(const float* x, int64_t first, int64_t count, int64_t in_features,
+  // the row may be any that the shape allows. Int8 groups whose absmax is above `fine_above` get two planes
+  // (act_budget.h). nullptr when act is kF32.
+  void (*quantize)(const float* x, int64_t first, int64_t count, int64_t in_features, float fine_above,
                    std::byte* row) noexcept;
   void (*gemm)(const GemmArgs& args) noexcept;
 };

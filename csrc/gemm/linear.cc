@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "gemm/act_budget.h"
 #include "gemm/act_format.h"
 
 namespace proa::gemm {
@@ -29,8 +30,8 @@ class JobActivations {
     const auto quantize = [&](int64_t begin, int64_t end, int) noexcept {
       for (int64_t row = begin; row < end; ++row) {
         const LinearJob& job = jobs[static_cast<size_t>(row / num_tokens)];
-        kernel.quantize(job.x + row % num_tokens * job.x_stride, 0, in, in,
-                        quantized_.get() + row * row_bytes_);
+        const float* x = job.x + row % num_tokens * job.x_stride;
+        kernel.quantize(x, 0, in, in, fine_above(kernel.act, x, in), quantized_.get() + row * row_bytes_);
       }
     };
     if (tiny || rows * in < kTinyProducts)

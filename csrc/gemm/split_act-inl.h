@@ -51,7 +51,7 @@ constexpr int act_tile(int block) { return 4 + block; }
 constexpr int weight_tile(int panel) { return 6 + panel; }
 
 template <int64_t Terms>
-void split(const float* x, int64_t first, int64_t count, int64_t, std::byte* row) noexcept {
+void split(const float* x, int64_t first, int64_t count, int64_t, float, std::byte* row) noexcept {
   const __m512 infinity = _mm512_set1_ps(std::numeric_limits<float>::infinity());
   std::byte* dst = row + first / kSplitColumns * Terms * kSplitTermBytes;
   for (int64_t k = 0; k < count; k += kSplitColumns) {

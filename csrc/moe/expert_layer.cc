@@ -6,6 +6,7 @@
 #include <cstring>
 #include <iterator>
 
+#include "gemm/act_budget.h"
 #include "gemm/act_format.h"
 #include "moe/tiles.h"
 #include "ops/kernels.h"
@@ -133,9 +134,12 @@ gemm::ActRows ExpertLayer::prepare_input(const Lease& scratch, const Batch& batc
     return {reinterpret_cast<const std::byte*>(batch.x), hidden * static_cast<int64_t>(sizeof(float)),
             nullptr};
   const auto quantize = [&](int64_t begin, int64_t end, int) noexcept {
-    for (int64_t t = begin; t < end; ++t)
-      config_.gate_up_kernel->quantize(batch.x + t * hidden, 0, hidden, hidden,
-                                       scratch.input + t * input_row_bytes_);
+    const gemm::Kernel& kernel = *config_.gate_up_kernel;
+    for (int64_t t = begin; t < end; ++t) {
+      const float* x = batch.x + t * hidden;
+      const float fine_above = config_.fine_input ? gemm::kAllFine : gemm::fine_above(kernel.act, x, hidden);
+      kernel.quantize(x, 0, hidden, hidden, fine_above, scratch.input + t * input_row_bytes_);
+    }
   };
   if (batch.num_tokens * hidden < kForkFloats)
     quantize(0, batch.num_tokens, 0);
@@ -201,7 +205,7 @@ void ExpertLayer::gate_up_item(const Lease& scratch, int node, const GateUpItem&
     }
     kernels.activate(config_.activation, gate_row, up_row, item.rows, product);
     if (quantizes_intermediate_)
-      config_.down_kernel->quantize(product, row, item.rows, config_.intermediate, dst);
+      config_.down_kernel->quantize(product, row, item.rows, config_.intermediate, gemm::kAllFine, dst);
   }
 }
 

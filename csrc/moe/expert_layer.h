@@ -24,7 +24,8 @@ struct ExpertLayerConfig {
   const gemm::Kernel* down_kernel = nullptr;     // of [hidden, intermediate]
   int64_t max_top_k = 0;
   ops::Activation activation = {};
-  bool has_bias = false;  // one of every expert's linears may have one
+  bool has_bias = false;    // one of every expert's linears may have one
+  bool fine_input = false;  // int8 inputs in two planes, whatever they are (gemm/act_budget.h)
 };
 
 // Biases of an expert; nullptr: zeros.

@@ -5,6 +5,7 @@
 #include <map>
 #include <string>
 
+#include "format/int4.h"
 #include "gemm/act_format.h"
 #include "gemm/kernel.h"
 #include "gemm/quantized_act.h"
@@ -38,13 +39,16 @@ void check_case(test::Rng& rng, WeightFormat weight, const Case& c) {
   std::vector<int32_t> index;
   for (int64_t t = 0; t < c.tokens; ++t)
     index.push_back(static_cast<int32_t>(test::pick(rng, 0, num_rows - 1)));
+  if (test::pick(rng, 0, 1) == 0) index.clear();
+  const test::Fine fine = test::random_fine(rng);
   std::map<gemm::ActFormat, std::vector<float>> expected;
   for (const gemm::Kernel* kernel : gemm::all_kernels()) {
     if (kernel->weight != weight || !runnable(*kernel)) continue;
     if (gemm::is_bf16_tiles(kernel->act)) continue;  // other bits: split_act_test.cc
     std::vector<float>& scalar = expected[kernel->act];
-    if (scalar.empty()) scalar = multiply(*scalar_kernel(weight, kernel->act), c, packed.bytes(), x, index);
-    const auto out = multiply(*kernel, c, packed.bytes(), x, index);
+    if (scalar.empty())
+      scalar = multiply(*scalar_kernel(weight, kernel->act), c, packed.bytes(), x, index, fine);
+    const auto out = multiply(*kernel, c, packed.bytes(), x, index, fine);
     if (!same_bits(out, scalar))
       test::report(false, __FILE__, __LINE__, "differs from ref: " + test::describe(*kernel, c));
   }
@@ -52,22 +56,23 @@ void check_case(test::Rng& rng, WeightFormat weight, const Case& c) {
 
 // The scalar cells against float64: the tolerance is (K + 3) eps sum |w x|, for int4 on the quantized
 // activations.
-void scalar_is_right(test::Rng& rng, WeightFormat weight) {
+void scalar_is_right(test::Rng& rng, WeightFormat weight, test::Fine fine) {
   constexpr int64_t kIn = 256;
   const auto& kernel = scalar_kernel(weight);
   if (kernel.act == gemm::ActFormat::kInt16G128) return;  // int8_g128_test.cc
+  if (test::has_minimum(weight)) return;                  // grouped_test.cc
   const format::Shape shape{40, kIn};
   const auto source = test::random_weight(rng, weight, shape);
   const test::PackedMemory packed(weight, source);
   std::vector<float> w(40 * kIn);
   format::unpack(weight, shape, packed.bytes(), w);
   auto x = test::random_floats(rng, kIn);
-  const auto out = multiply(kernel, {shape, 1, 0, 3}, packed.bytes(), x, {0});
+  const auto out = multiply(kernel, {shape, 1, 0, 3}, packed.bytes(), x, {0}, fine);
   if (kernel.quantize != nullptr) {
     for (size_t g = 0; g < kIn / 32; ++g) {
       float largest = 0.0f;
       for (size_t c = 0; c < 32; ++c) largest = std::max(largest, std::fabs(x[32 * g + c]));
-      const float d = largest / 127.0f;
+      const float d = largest / (largest > test::fine_above(fine, 0) ? 8.0f * 127.0f : 127.0f);
       for (size_t c = 0; c < 32; ++c) x[32 * g + c] = std::nearbyint(x[32 * g + c] / d) * d;
     }
   }
@@ -173,7 +178,7 @@ void e8m0_scales() {
 }
 
 // Rows of int8 activations: every cell writes what the scalar one does, in one piece or several.
-void quantization(test::Rng& rng, const gemm::Kernel& scalar) {
+void quantization(test::Rng& rng, const gemm::Kernel& scalar, float fine_above) {
   auto x = test::random_floats(rng, 320);
   for (size_t i = 0; i < 32; ++i) x[i] = 0.0f;                                    // an empty group
   for (size_t i = 32; i < 64; ++i) x[i] = 0x1p-149f * static_cast<float>(i % 9);  // d underflows to 0
@@ -182,16 +187,16 @@ void quantization(test::Rng& rng, const gemm::Kernel& scalar) {
     x[i] = (static_cast<float>(i) - 96.5f) * (i % 2 == 0 ? 1.0f : -1.0f);  // halves
   const auto bytes = static_cast<size_t>(gemm::act_row_bytes(scalar.act, 320));
   std::vector<std::byte> expected(bytes), row(bytes);
-  scalar.quantize(x.data(), 0, 320, 320, expected.data());
+  scalar.quantize(x.data(), 0, 320, 320, fine_above, expected.data());
   auto with_nan = x;
   with_nan[200] = std::numeric_limits<float>::quiet_NaN();
   for (const gemm::Kernel* kernel : gemm::all_kernels()) {
     if (kernel->weight != scalar.weight || kernel->act != scalar.act || !runnable(*kernel)) continue;
-    kernel->quantize(x.data() + 64, 64, 256, 320, row.data());  // in two parts
-    kernel->quantize(x.data(), 0, 64, 320, row.data());
+    kernel->quantize(x.data() + 64, 64, 256, 320, fine_above, row.data());  // in two parts
+    kernel->quantize(x.data(), 0, 64, 320, fine_above, row.data());
     CHECK(row == expected);
-    kernel->quantize(with_nan.data(), 0, 320, 320, row.data());
-    CHECK(std::isnan(gemm::quantized_row(row.data(), 320).scale[6]));
+    kernel->quantize(with_nan.data(), 0, 320, 320, fine_above, row.data());
+    CHECK(std::isnan(gemm::quantized_row<format::Int4G32>(row.data(), 320).scale[6]));
   }
 }
 
@@ -224,10 +229,12 @@ void selection() {
 int main() {
   test::Rng rng(2);
   for (WeightFormat weight : formats_with_cells()) {
-    scalar_is_right(rng, weight);
+    for (const test::Fine fine : {test::Fine::kNone, test::Fine::kSome, test::Fine::kAll})
+      scalar_is_right(rng, weight, fine);
     const gemm::ActFormat act = scalar_kernel(weight).act;
     if (act == gemm::ActFormat::kInt8G32 || act == gemm::ActFormat::kInt8G32Halves)
-      quantization(rng, scalar_kernel(weight));
+      for (const test::Fine fine : {test::Fine::kNone, test::Fine::kSome, test::Fine::kAll})
+        quantization(rng, scalar_kernel(weight), test::fine_above(fine, 0));
     for (int i = 0; i < 60; ++i) check_case(rng, weight, test::random_case(rng, weight));
     for (int i = 0; i < 10; ++i) float_cells_are_dequantized(rng, weight);
     const auto columns = [&](int64_t n) {

@@ -22,8 +22,9 @@ void for_each_cell(const Case& c, std::span<const std::byte> packed, const std::
   std::vector<int32_t> index;
   for (int32_t t = 0; t < c.tokens; ++t) index.push_back(t);
   for (const gemm::Kernel* kernel : gemm::all_kernels())
-    if (kernel->weight == F::kFormat && test::runnable(*kernel) && gemm::is_int8(kernel->act))
-      check(*kernel, multiply(*kernel, c, packed, x, index));
+    for (const test::Fine fine : {test::Fine::kNone, test::Fine::kAll})
+      if (kernel->weight == F::kFormat && test::runnable(*kernel) && gemm::is_int8(kernel->act))
+        check(*kernel, fine, multiply(*kernel, c, packed, x, index, fine));
 }
 
 float e2m1(int code) {
@@ -48,17 +49,18 @@ void every_code_and_scale(float (*scale_of)(uint8_t), float global) {
     std::vector<float> x(2 * kIn);
     x[static_cast<size_t>(code)] = x[static_cast<size_t>(kIn + code)] = 127.0f;
     for (const int64_t tokens : {1, 2})
-      for_each_cell<F>(
-          {shape, tokens, 0, 16}, packed.bytes(), x, [&](const gemm::Kernel& kernel, const auto& out) {
-            int wrong = 0;
-            for (size_t r = 0; r < 256; ++r) {
-              const double scale = scale_of(static_cast<uint8_t>(r));
-              const float expected = static_cast<float>(127.0 * e2m1(code) * scale) * global;
-              wrong += std::isnan(scale) ? !std::isnan(out[r]) : out[r] != expected;
-            }
-            if (wrong > 0)
-              test::report(false, __FILE__, __LINE__, std::string(kernel.name) + ": wrong values");
-          });
+      for_each_cell<F>({shape, tokens, 0, 16}, packed.bytes(), x,
+                       [&](const gemm::Kernel& kernel, test::Fine, const auto& out) {
+                         int wrong = 0;
+                         for (size_t r = 0; r < 256; ++r) {
+                           const double scale = scale_of(static_cast<uint8_t>(r));
+                           const float expected = static_cast<float>(127.0 * e2m1(code) * scale) * global;
+                           wrong += std::isnan(scale) ? !std::isnan(out[r]) : out[r] != expected;
+                         }
+                         if (wrong > 0)
+                           test::report(false, __FILE__, __LINE__,
+                                        std::string(kernel.name) + ": wrong values");
+                       });
   }
 }
 
@@ -92,22 +94,24 @@ void largest_sums(test::Rng& rng) {
   for (const int byte : {F::kCodes == format::CodeKind::kE2m1 ? 0x77 : 0xff, 0x00}) {
     fill_codes<F>(packed.bytes(), 2, 512, static_cast<std::byte>(byte));
     format::unpack(F::kFormat, shape, packed.bytes(), w);
-    for_each_cell<F>({shape, 4, 0, 2}, packed.bytes(), x, [&](const gemm::Kernel& kernel, const auto& out) {
-      int wrong = 0;
-      for (size_t t = 0; t < 4; ++t)
-        for (size_t r = 0; r < 32; ++r) {
-          double sum = 0.0, size = 0.0;
-          for (size_t k = 0; k < 512; ++k) {
-            sum += double{w[r * 512 + k]} * x[t * 512 + k];
-            size += std::fabs(double{w[r * 512 + k]} * x[t * 512 + k]);
-          }
-          // A minimum may cancel most of what a code stands for: each is at most the largest code times as
-          // much.
-          const double slack = F::kMinimum ? 2.0 * (1 << F::kBits) : 1.0;
-          wrong += std::fabs(out[t * 35 + r] - sum) > 515 * 0x1p-24 * slack * size;
-        }
-      if (wrong > 0) test::report(false, __FILE__, __LINE__, std::string(kernel.name) + ": wrong sums");
-    });
+    for_each_cell<F>({shape, 4, 0, 2}, packed.bytes(), x,
+                     [&](const gemm::Kernel& kernel, test::Fine, const auto& out) {
+                       int wrong = 0;
+                       for (size_t t = 0; t < 4; ++t)
+                         for (size_t r = 0; r < 32; ++r) {
+                           double sum = 0.0, size = 0.0;
+                           for (size_t k = 0; k < 512; ++k) {
+                             sum += double{w[r * 512 + k]} * x[t * 512 + k];
+                             size += std::fabs(double{w[r * 512 + k]} * x[t * 512 + k]);
+                           }
+                           // A minimum may cancel most of what a code stands for: each is at most the largest
+                           // code times as much.
+                           const double slack = F::kMinimum ? 2.0 * (1 << F::kBits) : 1.0;
+                           wrong += std::fabs(out[t * 35 + r] - sum) > 515 * 0x1p-24 * slack * size;
+                         }
+                       if (wrong > 0)
+                         test::report(false, __FILE__, __LINE__, std::string(kernel.name) + ": wrong sums");
+                     });
   }
 }
 
@@ -127,23 +131,61 @@ void odd_scales(test::Rng& rng) {
     const int64_t groups = std::min<int64_t>(GroupedLayout<F>::kGroups, 8);
     std::memcpy(packed.bytes().data() + GroupedLayout<F>::scale_offset(groups) + 3 * sizeof(Scale), &value,
                 sizeof(Scale));
-    const auto expected =
-        multiply(test::scalar_kernel(F::kFormat), {shape, 2, 0, 2}, packed.bytes(), x, {0, 1});
-    for_each_cell<F>({shape, 2, 0, 2}, packed.bytes(), x, [&](const gemm::Kernel& kernel, const auto& out) {
-      int wrong = 0;
-      for (size_t i = 0; i < out.size(); ++i) {
-        wrong += std::isnan(expected[i]) ? !std::isnan(out[i]) : out[i] != expected[i];
-        wrong += i % 35 != 3 && !std::isfinite(out[i]);
-      }
-      if (wrong > 0) test::report(false, __FILE__, __LINE__, std::string(kernel.name) + ": odd scales");
-    });
+    for_each_cell<F>({shape, 2, 0, 2}, packed.bytes(), x,
+                     [&](const gemm::Kernel& kernel, test::Fine fine, const auto& out) {
+                       const auto expected = multiply(test::scalar_kernel(F::kFormat), {shape, 2, 0, 2},
+                                                      packed.bytes(), x, {0, 1}, fine);
+                       int wrong = 0;
+                       for (size_t i = 0; i < out.size(); ++i) {
+                         wrong += std::isnan(expected[i]) ? !std::isnan(out[i]) : out[i] != expected[i];
+                         wrong += i % 35 != 3 && !std::isfinite(out[i]);
+                       }
+                       if (wrong > 0)
+                         test::report(false, __FILE__, __LINE__, std::string(kernel.name) + ": odd scales");
+                     });
   }
+}
+
+// A minimum meets the sum of x, not of what rounding left, and so does the middle code times the scale: the
+// scalar cell against float64 within 5 eps a product and a step per scale.
+template <class F>
+void sums_of_x_are_exact(test::Rng& rng, test::Fine fine) {
+  if constexpr (!F::kMinimum) return;
+  constexpr int64_t kIn = 256, kPart = F::kScaleColumns < 32 ? F::kScaleColumns : 32;
+  const format::Shape shape{32, kIn};
+  const test::PackedMemory packed(F::kFormat, test::random_weight(rng, F::kFormat, shape));
+  const auto x = test::random_floats(rng, kIn);
+  const auto out = multiply(test::scalar_kernel(F::kFormat), {shape, 1, 0, 2}, packed.bytes(), x, {0}, fine);
+  int wrong = 0;
+  for (int64_t r = 0; r < 32; ++r) {
+    const format::GroupedPanel<F> panel(packed.bytes().data() + r / 16 * format::panel_bytes(F::kFormat, kIn),
+                                        kIn);
+    double sum = 0.0, size = 0.0;
+    for (int64_t k = 0; k < kIn; ++k) {
+      const int64_t group = k / 32 * 32;
+      float absmax = 0.0f;
+      for (int64_t c = group; c < group + 32; ++c)
+        absmax = std::max(absmax, std::fabs(x[static_cast<size_t>(c)]));
+      const float d = absmax / (absmax > test::fine_above(fine, 0) ? 1016.0f : 127.0f);
+      const double value = x[static_cast<size_t>(k)];
+      const double rounded = std::nearbyint(x[static_cast<size_t>(k)] / d) * double{d};
+      const double middle = format::kLargestCode<F> / 2.0, scale = panel.scale(r % 16, k);
+      sum += (panel.code(r % 16, k) - middle) * scale * rounded;
+      sum += (middle * scale + double{panel.minimum(r % 16, k)}) * value;
+      size += (2 * format::kLargestCode<F> * std::fabs(scale) + std::fabs(double{panel.minimum(r % 16, k)})) *
+              std::fabs(value);
+    }
+    wrong += std::fabs(out[static_cast<size_t>(r)] - sum) > (5 + 3 * kIn / kPart) * 0x1p-24 * size;
+  }
+  if (wrong > 0) test::report(false, __FILE__, __LINE__, std::string(F::kName) + ": wrong sums of x");
 }
 
 template <class... F>
 void every_format(test::Rng& rng, format::FormatList<F...>) {
   (largest_sums<F>(rng), ...);
   (odd_scales<F>(rng), ...);
+  for (const test::Fine fine : {test::Fine::kNone, test::Fine::kSome, test::Fine::kAll})
+    (sums_of_x_are_exact<F>(rng, fine), ...);
 }
 
 }  // namespace

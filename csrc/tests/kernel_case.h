@@ -1,8 +1,10 @@
 // One multiplication of random size for any cell, for the tests of the kernels.
 #pragma once
 
+#include <limits>
 #include <string>
 
+#include "gemm/act_budget.h"
 #include "gemm/act_format.h"
 #include "gemm/kernel.h"
 #include "tests/random_weight.h"
@@ -24,13 +26,29 @@ inline const gemm::Kernel* scalar_kernel(format::WeightFormat weight, gemm::ActF
   return nullptr;
 }
 
+// Which groups of int8 activations get two planes: those of a row whose absmax is above kFineAbove (about
+// half, when x is normal), or none or all of a row; kMixed: none, some, and all but zeros, for 16 rows each.
+enum class Fine { kNone, kSome, kAll, kMixed };
+inline constexpr float kFineAbove = 2.2f;
+
+inline float fine_above(Fine fine, int64_t row) {
+  if (fine == Fine::kMixed && row / 16 % 3 == 2) return 0.0f;
+  if (fine == Fine::kMixed) fine = static_cast<Fine>(row / 16 % 3);
+  return fine == Fine::kNone   ? std::numeric_limits<float>::infinity()
+         : fine == Fine::kSome ? kFineAbove
+                               : gemm::kAllFine;
+}
+
+inline Fine random_fine(Rng& rng) { return static_cast<Fine>(pick(rng, 0, 3)); }
+
 // The rows `index` of x [num_rows, in] as `kernel` reads them.
 struct Activations {
   std::vector<float> x;
   std::vector<std::byte> quantized;
   gemm::ActRows rows;
 
-  Activations(const gemm::Kernel& kernel, std::vector<float> values, int64_t in, const int32_t* index)
+  Activations(const gemm::Kernel& kernel, std::vector<float> values, int64_t in, const int32_t* index,
+              Fine fine)
       : x(std::move(values)) {
     rows = {reinterpret_cast<const std::byte*>(x.data()), 4 * in, index};
     if (kernel.quantize == nullptr) return;
@@ -38,7 +56,7 @@ struct Activations {
     const int64_t num_rows = static_cast<int64_t>(x.size()) / in;
     quantized.resize(static_cast<size_t>(num_rows * row_bytes));
     for (int64_t r = 0; r < num_rows; ++r)
-      kernel.quantize(x.data() + r * in, 0, in, in, quantized.data() + r * row_bytes);
+      kernel.quantize(x.data() + r * in, 0, in, in, fine_above(fine, r), quantized.data() + r * row_bytes);
     rows = {quantized.data(), row_bytes, index};
   }
 };
@@ -55,8 +73,8 @@ inline constexpr float kUntouched = 123.0f;
 // Token t is row index[t] of x, or row t when there is no index.
 inline std::vector<float> multiply(const gemm::Kernel& kernel, const Case& c,
                                    std::span<const std::byte> packed, const std::vector<float>& x,
-                                   const std::vector<int32_t>& index) {
-  const Activations act(kernel, x, c.shape.in_features, index.empty() ? nullptr : index.data());
+                                   const std::vector<int32_t>& index, Fine fine = Fine::kNone) {
+  const Activations act(kernel, x, c.shape.in_features, index.empty() ? nullptr : index.data(), fine);
   const int64_t stride = (c.panel_end - c.panel_begin) * format::kPanelRows + 3;
   std::vector<float> out(static_cast<size_t>(c.tokens * stride), kUntouched);
   kernel.gemm({packed.data(), c.shape, c.panel_begin, c.panel_end, act.rows, c.tokens, out.data(), stride});

@@ -160,8 +160,8 @@ void terms() {
     for (int i = 0; x.size() < 75; ++i)
       x.push_back(std::ldexp(1.0f + 0.0137f * static_cast<float>(i), i - 40));
     std::vector<std::byte> row(static_cast<size_t>(gemm::act_row_bytes(kernel->act, 75)));
-    kernel->quantize(x.data() + 32, 32, 43, 75, row.data());
-    kernel->quantize(x.data(), 0, 32, 75, row.data());
+    kernel->quantize(x.data() + 32, 32, 43, 75, 0.0f, row.data());
+    kernel->quantize(x.data(), 0, 32, 75, 0.0f, row.data());
     const auto* bits = reinterpret_cast<const uint16_t*>(row.data());
     for (size_t k = 0; k < 96; ++k) {
       const auto expected =
@@ -170,7 +170,7 @@ void terms() {
         CHECK_EQ(base::bf16_to_f32(bits[k / 32 * 32 * num_terms + 32 * i + k % 32]), expected[i]);
     }
     x[0] = std::numeric_limits<float>::quiet_NaN();
-    kernel->quantize(x.data(), 0, 32, 75, row.data());
+    kernel->quantize(x.data(), 0, 32, 75, 0.0f, row.data());
     CHECK(std::isnan(base::bf16_to_f32(bits[0])));
     if (num_terms == 2) CHECK_EQ(bits[32], 0);
   }

@@ -55,7 +55,9 @@ class Experts:
             # |silu'| < 1.1; exp to 2 ulp, an addition, a division and a product: fewer than 8 roundings.
             error = 1.1 * g_error * (np.abs(u) + u_error) + np.abs(silu) * u_error
             error += 8 * EPS * (np.abs(middle) + error)
-            value, value_error = (array[0] for array in product(self.down_format, down, middle, error, "int8"))
+            value, value_error = (
+                array[0] for array in product(self.down_format, down, middle, error, "int8", all_fine=True)
+            )
             result[token] += weights[token, slot] * value
             bound[token] += abs(weights[token, slot]) * (value_error + 2 * TOP_K * EPS * (np.abs(value) + value_error))
         return result, bound

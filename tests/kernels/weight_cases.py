@@ -13,6 +13,7 @@ from proa.weights.quantize import dequantize, quantize
 
 FORMATS = ("f32", "bf16", "f16", "int4_g32", "fp8_block128", "fp8_channel", "mxfp8")
 EPS = 2.0**-24  # largest relative error of one float32 rounding
+ACT_ERROR = 7.5e-3  # kActError
 SPLIT = 2.0**-16  # the same of an activation as the sum of two bf16 terms
 
 
@@ -94,15 +95,21 @@ def from_bf16(bits: np.ndarray) -> np.ndarray:
     return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
 
-def quantized(x: np.ndarray, x_error: np.ndarray | float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+def quantized(
+    x: np.ndarray, x_error: np.ndarray | float = 0.0, all_fine: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
     """(d * q, bound on its error) of the int8 activations per 32 columns, for x known within x_error.
 
-    d = absmax / 127 and q = round(x / d). Rounding errors move d a little; they change q, by one, only where x / d is
-    that close to a half.
+    d = absmax / 127 or, with two planes (csrc/gemm/act_budget.h; `all_fine`: all), / 1016, and q = round(x / d).
+    Rounding errors move d a little; they change q, by one, only where x / d is that close to a half.
     """
     groups, errors = (np.broadcast_to(v, x.shape).reshape(*x.shape[:-1], -1, 32) for v in (x, x_error))
-    d = np.abs(groups).max(axis=-1, keepdims=True) / 127
-    d_relative = errors.max(axis=-1, keepdims=True) / (127 * d) + 2 * EPS
+    absmax = np.abs(groups).max(axis=-1, keepdims=True)
+    allowed = 12 * (127 * ACT_ERROR) ** 2 * (groups**2).mean(axis=(-2, -1), keepdims=True)
+    over = (absmax**2).mean(axis=-2, keepdims=True) > allowed
+    limit = np.where(all_fine | over & (absmax**2 > allowed), 1016, 127)
+    d = absmax / limit
+    d_relative = errors.max(axis=-1, keepdims=True) / absmax + 2 * EPS
     ratio = groups / d
     q = np.round(ratio)
     slack = errors / d * (1 + d_relative) + np.abs(ratio) * (d_relative + 2 * EPS)
@@ -135,6 +142,7 @@ def product(
     x: np.ndarray,
     x_error: np.ndarray | float = 0.0,
     activations: Literal["trunk", "int8", "bf16"] = "trunk",
+    all_fine: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """(x @ values.T with activations as the kernels see them, bound on its error), x [T, in] known within x_error.
 
@@ -144,7 +152,7 @@ def product(
     """
     terms = bf16_terms(fmt, activations)
     if fmt == "int4_g32":
-        x, x_error = quantized(x, x_error)
+        x, x_error = quantized(x, x_error, all_fine)
     elif terms == 1:
         x, x_error = bf16_rounded(x, x_error)
     elif terms == 2:

@@ -1,5 +1,9 @@
 // int8 tiles for the grouped formats whose groups of 32 columns have one scale and no minimum. Up to
 // kFewTokens and everywhere else the avx512 cells do; they have the same bits.
+//
+// Half a tile is empty with 32 columns, so 16 tokens whose activations have a high plane (act_budget.h) put
+// it there: rows q | high of the activations times w | 8 * w of the weights are q * w + 8 * high * w. Where 8
+// * w is no int8, the high plane is a product of its own.
 #include <immintrin.h>
 
 #include <algorithm>
@@ -41,23 +45,38 @@ constexpr int64_t kChunkGroups = 32;
 constexpr int64_t kChunkColumns = kChunkGroups * kGroup;
 constexpr int64_t kTokensPerPass = 256;
 constexpr int64_t kBlocksPerPass = kTokensPerPass / kTileRows;
-constexpr int64_t kQuadRows = 8;  // of a weight tile: 4 columns each
-constexpr int64_t kGroupBytes = kQuadRows * kTileRowBytes;
-// Of rows that were brought together: see gemm/row_stride.h.
-constexpr int64_t kCopiedRowBytes = spread_row_bytes(kChunkColumns);
+constexpr int64_t kQuadRows = 8;                             // of a weight tile: 4 columns each
+constexpr int64_t kWeightBytes = kQuadRows * kTileRowBytes;  // of a group
+// Of rows that were brought together, high plane included: see gemm/row_stride.h.
+constexpr int64_t kCopiedRowBytes = spread_row_bytes(2 * kChunkColumns);
 constexpr int64_t kTileFloats = kTileRows * kPanelRows;
 
 constexpr int kSumTile = 0, kActTile = 1, kWeightTile = 2;
+constexpr int kPairActTile = 3, kPairWeightTile = 4;  // of two planes
+constexpr int kHighSumTile = 5;
 
-// A chunk of one panel: int8 weights as tiles of one group, and their scales.
+// What the activations of 16 tokens are: one plane, or two, whose products go to one sum or to two.
+enum Planes : uint8_t { kOne, kJoined, kApart };
+
+// Largest |w|.
+template <class F>
+inline constexpr int kMostWeight =
+    F::kOffset > format::kLargestCode<F> - F::kOffset ? F::kOffset : format::kLargestCode<F> - F::kOffset;
+
+// -16 << 3 is an int8.
+template <class F>
+inline constexpr Planes kTwo = kMostWeight<F> <= 16 ? kJoined : kApart;
+
+// A chunk of one panel: int8 weights as tiles of one group, `group_bytes` apart, and their scales.
 struct WeightChunk {
-  alignas(64) std::byte q[kChunkGroups][kGroupBytes];
+  alignas(64) std::byte q[kChunkGroups * 2 * kWeightBytes];
   alignas(64) float scale[kChunkGroups][kPanelRows];
+  int64_t group_bytes;  // 2 * kWeightBytes with 8 * w behind w
 };
 
 struct Scratch {
   WeightChunk weights;
-  alignas(64) int32_t dots[2][kTileFloats];  // of two groups, in turn
+  alignas(64) int32_t dots[2][2][kTileFloats];  // of two groups, in turn: q, high
   alignas(64) float act_scale[kBlocksPerPass][kTileRows][kChunkGroups];
   alignas(64) std::byte acts[kTokensPerPass][kCopiedRowBytes];
 };
@@ -68,41 +87,88 @@ struct Chunk {
   int64_t first_token, num_tokens;
 };
 
-// Where the chunk's activations stand, with rows `stride` bytes apart.
-struct ActChunk {
+// Where the chunk's activations of 16 tokens stand, with rows `stride` bytes apart.
+struct ActBlock {
   const std::byte* first;
   int64_t stride;
+  Planes planes;
 };
 
-// Rows of the same distance are read where they are, others are brought together; scales always are.
-ActChunk act_chunk(const GemmArgs& args, const Chunk& chunk, Scratch& scratch) noexcept {
-  const int64_t offset = chunk.first_group * kGroup;
-  for (int64_t m = 0; m < chunk.num_tokens; ++m) {
-    const std::byte* row = args.x.row(chunk.first_token + m);
-    std::memcpy(scratch.act_scale[m / kTileRows][m % kTileRows],
-                quantized_row(row, args.shape.in_features).scale + chunk.first_group,
-                static_cast<size_t>(chunk.groups) * sizeof(float));
-    if (args.x.index != nullptr)
-      std::memcpy(scratch.acts[m], row + offset, static_cast<size_t>(chunk.groups * kGroup));
+// The flags of a chunk's groups, as bits.
+inline uint32_t fine_groups(const QuantizedRow& row, const Chunk& chunk) noexcept {
+  const auto mask = static_cast<__mmask32>((uint64_t{1} << chunk.groups) - 1);
+  const __m256i flags = _mm256_maskz_loadu_epi8(mask, row.fine + chunk.first_group);
+  return _mm256_test_epi8_mask(flags, flags);
+}
+
+inline __m256i load_32(const int8_t* src) noexcept {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src));
+}
+
+// Both planes of a chunk of one token: of each group q, then high.
+void join_planes(const QuantizedRow& row, const Chunk& chunk, uint32_t fine, std::byte* dst) noexcept {
+  for (int64_t g = 0; g < chunk.groups; ++g, dst += 2 * kGroup) {
+    const int64_t k = (chunk.first_group + g) * kGroup;
+    const __m256i high = (fine >> g & 1) != 0 ? load_32(row.high + k) : _mm256_setzero_si256();
+    _mm512_store_si512(dst, _mm512_inserti64x4(_mm512_castsi256_si512(load_32(row.q + k)), high, 1));
   }
-  if (args.x.index == nullptr) return {args.x.row(chunk.first_token) + offset, args.x.stride_bytes};
-  return {scratch.acts[0], kCopiedRowBytes};
+}
+
+// The tokens of block `block`. Rows in one plane or with two in turns, at one distance, are read where they
+// are, others are brought together; scales always are.
+template <class F>
+ActBlock act_block(const GemmArgs& args, const Chunk& chunk, int64_t block, Scratch& scratch) noexcept {
+  const int64_t first = block * kTileRows, count = std::min(kTileRows, chunk.num_tokens - first);
+  QuantizedRow rows[kTileRows];
+  uint32_t fine[kTileRows], any = 0;
+  for (int64_t m = 0; m < count; ++m) {
+    rows[m] = quantized_row<F>(args.x.row(chunk.first_token + first + m), args.shape.in_features);
+    std::memcpy(scratch.act_scale[block][m], rows[m].scale + chunk.first_group,
+                static_cast<size_t>(chunk.groups) * sizeof(float));
+    any |= fine[m] = fine_groups(rows[m], chunk);
+  }
+  const int64_t offset = chunk.first_group * rows[0].step();
+  const Planes planes = any != 0 ? kTwo<F> : kOne;
+  if (args.x.index == nullptr && (any == 0 || rows[0].in_turns()))
+    return {reinterpret_cast<const std::byte*>(rows[0].q) + offset, args.x.stride_bytes, planes};
+  for (int64_t m = 0; m < count; ++m)
+    if (any != 0 && !rows[0].in_turns())
+      join_planes(rows[m], chunk, fine[m], scratch.acts[first + m]);
+    else
+      std::memcpy(scratch.acts[first + m], rows[m].q + offset,
+                  static_cast<size_t>(chunk.groups * rows[0].step()));
+  return {scratch.acts[first], kCopiedRowBytes, planes};
+}
+
+// The codes of a group as a tile of w, and 8 * w behind it.
+template <class F>
+inline void unpack_group(const std::byte* codes, bool joined, std::byte* dst) noexcept {
+  const __m512i offset = _mm512_set1_epi8(static_cast<char>(F::kOffset));
+  __m512i quads[8];
+  load_quads<F>(codes, quads);
+#pragma GCC unroll 8
+  for (int j = 0; j < 8; ++j) {
+    quads[j] = _mm512_sub_epi8(quads[j], offset);
+    _mm512_store_si512(dst + kTileRowBytes * j, quads[j]);
+  }
+  if (!joined) return;
+  const __m512i kept = _mm512_set1_epi8(static_cast<char>(0xff << kHighShift));
+#pragma GCC unroll 8
+  for (int j = 0; j < 8; ++j)
+    _mm512_store_si512(dst + kWeightBytes + kTileRowBytes * j,
+                       _mm512_and_si512(_mm512_slli_epi16(quads[j], kHighShift), kept));
 }
 
 // Unpacks `groups` groups from the start of a super-block on; returns what follows them.
 template <class F>
 const std::byte* unpack(const std::byte* super, int64_t groups, WeightChunk& chunk) noexcept {
   using Layout = format::GroupedLayout<F>;
-  const __m512i offset = _mm512_set1_epi8(static_cast<char>(F::kOffset));
+  const bool joined = chunk.group_bytes > kWeightBytes;
   for (int64_t g = 0; g < groups; g += Layout::kGroups) {
     const int64_t count = std::min(Layout::kGroups, groups - g);
     const SuperScales<F> scales(super, count);
     for (int64_t i = 0; i < count; ++i) {
-      __m512i quads[8];
-      load_quads<F>(super + i * Layout::kGroupBytes, quads);
-#pragma GCC unroll 8
-      for (int j = 0; j < 8; ++j)
-        _mm512_store_si512(chunk.q[g + i] + kTileRowBytes * j, _mm512_sub_epi8(quads[j], offset));
+      unpack_group<F>(super + i * Layout::kGroupBytes, joined, chunk.q + (g + i) * chunk.group_bytes);
       _mm512_store_ps(chunk.scale[g + i], scales.scale(i * kGroup));
     }
     super += Layout::super_bytes(count);
@@ -112,27 +178,53 @@ const std::byte* unpack(const std::byte* super, int64_t groups, WeightChunk& chu
 
 // What a block of tokens meets, and what is requested meanwhile: a line for each group.
 struct Operands {
-  ActChunk acts;  // of the block
+  ActBlock acts;
   const float* act_scale;
   int64_t groups;
   const std::byte* ahead;
 };
 
 // total[m] = fma(dot, weight scale * activation scale, total[m])
-template <int M>
-inline void add_group(const int32_t* dots, const float* weight_scale, const float* act_scale,
-                      Vec (&total)[M]) noexcept {
+template <int M, Planes kPlanes>
+inline void add_group(const int32_t (&dots)[2][kTileFloats], const float* weight_scale,
+                      const float* act_scale, Vec (&total)[M]) noexcept {
   const Vec scale = Vec::load(weight_scale);
 #pragma GCC unroll 16
   for (int m = 0; m < M; ++m) {
-    const Vec dot{_mm512_cvtepi32_ps(_mm512_load_si512(dots + kPanelRows * m))};
-    total[m] = Vec::fma(dot, Vec::mul(scale, Vec::set1(act_scale[kChunkGroups * m])), total[m]);
+    __m512i dot = _mm512_load_si512(dots[0] + kPanelRows * m);
+    if constexpr (kPlanes == kApart)
+      dot = _mm512_add_epi32(dot, _mm512_slli_epi32(_mm512_load_si512(dots[1] + kPanelRows * m), kHighShift));
+    total[m] = Vec::fma({_mm512_cvtepi32_ps(dot)}, Vec::mul(scale, Vec::set1(act_scale[kChunkGroups * m])),
+                        total[m]);
+  }
+}
+
+// The dot products of group g.
+template <Planes kPlanes>
+inline void multiply_group(const Operands& x, int64_t g, const WeightChunk& weights) noexcept {
+  const std::byte* acts = x.acts.first + g * (kPlanes == kOne ? kGroup : 2 * kGroup);
+  const std::byte* weight = weights.q + g * weights.group_bytes;
+  if constexpr (kPlanes == kJoined) {
+    tile_load<kPairActTile>(acts, x.acts.stride);
+    tile_load<kPairWeightTile>(weight, kTileRowBytes);
+    tile_zero<kSumTile>();
+    tile_dot_int8<kSumTile, kPairActTile, kPairWeightTile>();
+    return;
+  }
+  tile_load<kActTile>(acts, x.acts.stride);
+  tile_load<kWeightTile>(weight, kTileRowBytes);
+  tile_zero<kSumTile>();
+  tile_dot_int8<kSumTile, kActTile, kWeightTile>();
+  if constexpr (kPlanes == kApart) {
+    tile_load<kActTile>(acts + kGroup, x.acts.stride);
+    tile_zero<kHighSumTile>();
+    tile_dot_int8<kHighSumTile, kActTile, kWeightTile>();
   }
 }
 
 // M tokens; the first chunk of columns starts the totals at `out`. The dot products of a group are stored
 // while those of the group before are scaled: larger batches were slower.
-template <int M>
+template <Planes kPlanes, int M>
 void multiply_block(const Operands& x, bool first, float* out, int64_t out_stride, int lanes,
                     Scratch& scratch) noexcept {
   const WeightChunk& weights = scratch.weights;
@@ -140,52 +232,54 @@ void multiply_block(const Operands& x, bool first, float* out, int64_t out_strid
 #pragma GCC unroll 16
   for (int m = 0; m < M; ++m) total[m] = first ? Vec::zero() : Vec::load_first(out + m * out_stride, lanes);
   for (int64_t g = 0; g < x.groups; ++g) {
-    tile_load<kActTile>(x.acts.first + g * kGroup, x.acts.stride);
-    tile_load<kWeightTile>(weights.q[g], kTileRowBytes);
-    tile_zero<kSumTile>();
-    tile_dot_int8<kSumTile, kActTile, kWeightTile>();
+    multiply_group<kPlanes>(x, g, weights);
     _mm_prefetch(reinterpret_cast<const char*>(x.ahead + 64 * g), _MM_HINT_T1);
-    if (g > 0) add_group<M>(scratch.dots[(g - 1) % 2], weights.scale[g - 1], x.act_scale + g - 1, total);
-    tile_store<kSumTile>(scratch.dots[g % 2], kTileRowBytes);
+    if (g > 0)
+      add_group<M, kPlanes>(scratch.dots[(g - 1) % 2], weights.scale[g - 1], x.act_scale + g - 1, total);
+    tile_store<kSumTile>(scratch.dots[g % 2][0], kTileRowBytes);
+    if constexpr (kPlanes == kApart) tile_store<kHighSumTile>(scratch.dots[g % 2][1], kTileRowBytes);
   }
   const int64_t last = x.groups - 1;
-  add_group<M>(scratch.dots[last % 2], weights.scale[last], x.act_scale + last, total);
+  add_group<M, kPlanes>(scratch.dots[last % 2], weights.scale[last], x.act_scale + last, total);
 #pragma GCC unroll 16
   for (int m = 0; m < M; ++m) total[m].store_first(out + m * out_stride, lanes);
 }
 
 using BlockFn = void (*)(const Operands&, bool, float*, int64_t, int, Scratch&) noexcept;
 
-template <int... M>
+template <Planes kPlanes, int... M>
 constexpr std::array<BlockFn, sizeof...(M)> block_table(std::integer_sequence<int, M...>) {
-  return {multiply_block<M + 1>...};
+  return {multiply_block<kPlanes, M + 1>...};
 }
 
-// kBlockFns[m - 1] multiplies m tokens.
-constexpr auto kBlockFns = block_table(std::make_integer_sequence<int, kTileRows>{});
+// [planes][m - 1] multiplies m tokens.
+using EveryCount = std::make_integer_sequence<int, kTileRows>;
+constexpr std::array kBlockFns = {block_table<kOne>(EveryCount{}), block_table<kJoined>(EveryCount{}),
+                                  block_table<kApart>(EveryCount{})};
 
 void configure(int64_t tokens) noexcept {
   TileConfig config;
   config.set(kSumTile, tokens, kTileRowBytes);
   config.set(kActTile, tokens, kGroup);
   config.set(kWeightTile, kQuadRows, kTileRowBytes);
+  config.set(kPairActTile, tokens, 2 * kGroup);
+  config.set(kPairWeightTile, 2 * kQuadRows, kTileRowBytes);
+  config.set(kHighSumTile, tokens, kTileRowBytes);
   config.load();
 }
 
 // The unpacked chunk of one panel with all tokens of the pass; `next` is unpacked after it.
-void multiply_panel_chunk(const GemmArgs& args, const Chunk& chunk, int64_t panel, const ActChunk& acts,
+void multiply_panel_chunk(const GemmArgs& args, const Chunk& chunk, int64_t panel, const ActBlock* acts,
                           const std::byte* next, Scratch& scratch) noexcept {
   const int lanes = valid_rows(args, panel);
   float* out = args.out + chunk.first_token * args.out_stride + (panel - args.panel_begin) * kPanelRows;
   for (int64_t m = 0; m < chunk.num_tokens; m += kTileRows) {
     const int64_t tokens = std::min(kTileRows, chunk.num_tokens - m), block = m / kTileRows;
     if (block == 0 || tokens < kTileRows) configure(tokens);
-    const Operands x{{acts.first + m * acts.stride, acts.stride},
-                     scratch.act_scale[block][0],
-                     chunk.groups,
+    const Operands x{acts[block], scratch.act_scale[block][0], chunk.groups,
                      next + 64 * block * chunk.groups};
-    kBlockFns[static_cast<size_t>(tokens - 1)](x, chunk.first_group == 0, out + m * args.out_stride,
-                                               args.out_stride, lanes, scratch);
+    kBlockFns[x.acts.planes][static_cast<size_t>(tokens - 1)](
+        x, chunk.first_group == 0, out + m * args.out_stride, args.out_stride, lanes, scratch);
   }
 }
 
@@ -195,7 +289,12 @@ void multiply_chunk(const GemmArgs& args, const Chunk& chunk, Scratch& scratch) 
   const int64_t panel_bytes = format::panel_bytes(F::kFormat, args.shape.in_features);
   const std::byte* first =
       args.weight + chunk.first_group / Layout::kGroups * Layout::super_bytes(Layout::kGroups);
-  const ActChunk acts = act_chunk(args, chunk, scratch);
+  ActBlock acts[kBlocksPerPass];
+  scratch.weights.group_bytes = kWeightBytes;
+  for (int64_t block = 0; block * kTileRows < chunk.num_tokens; ++block) {
+    acts[block] = act_block<F>(args, chunk, block, scratch);
+    if (acts[block].planes == kJoined) scratch.weights.group_bytes = 2 * kWeightBytes;
+  }
   for (int64_t panel = args.panel_begin; panel < args.panel_end; ++panel) {
     const std::byte* end = unpack<F>(first + panel * panel_bytes, chunk.groups, scratch.weights);
     // After the last panel come the next columns of the first one.
@@ -211,11 +310,14 @@ void gemm_tiles(const GemmArgs& args) noexcept {
   const TileRelease release;
   Scratch scratch;
   const int64_t all_groups = args.shape.in_features / kGroup;
+  // Two planes take twice the cache.
+  const bool two = quantized_row<F>(args.x.row(0), args.shape.in_features).in_turns();
+  const int64_t step = two ? kChunkGroups / 2 : kChunkGroups;
   for (int64_t m = 0; m < args.num_tokens; m += kTokensPerPass)
-    for (int64_t g = 0; g < all_groups; g += kChunkGroups)
-      multiply_chunk<F>(
-          args, {g, std::min(kChunkGroups, all_groups - g), m, std::min(kTokensPerPass, args.num_tokens - m)},
-          scratch);
+    for (int64_t g = 0; g < all_groups; g += step)
+      multiply_chunk<F>(args,
+                        {g, std::min(step, all_groups - g), m, std::min(kTokensPerPass, args.num_tokens - m)},
+                        scratch);
 }
 
 template <class F>

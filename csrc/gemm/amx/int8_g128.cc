@@ -36,6 +36,7 @@ constexpr int64_t kTokensPerPass = 256;
 constexpr int64_t kBlocksPerPass = kTokensPerPass / kTileRows;
 
 // A group's sums go to memory while those of the group before it are scaled.
+constexpr int kHigh = 0, kLow = 1;
 constexpr int sum_tile(int group, int plane) { return 2 * (group % 2) + plane; }
 constexpr int act_tile(int plane) { return 4 + plane; }
 constexpr int kWeightTile = 6;
@@ -51,6 +52,7 @@ struct ActTiles {
 struct Scratch {
   alignas(64) std::byte acts[kBlocksPerPass * kChunkSteps][2][kTileBytes];
   alignas(64) float scale[kBlocksPerPass][kTileRows][kChunkGroups];
+  bool fine[kBlocksPerPass][kChunkGroups];      // whether a token of the block has a high plane
   alignas(64) int32_t sums[2][2][kTileFloats];  // of two groups, both planes
 };
 
@@ -59,10 +61,13 @@ ActTiles act_tiles(const GemmArgs& args, int64_t first_token, int64_t num_tokens
                    int64_t steps, Scratch& scratch) noexcept {
   const int64_t offset = 2 * first_group * kInt16StepBytes;
   const int64_t groups = (steps + 1) / 2;
-  for (int64_t m = 0; m < num_tokens; ++m)
-    std::memcpy(scratch.scale[m / kTileRows][m % kTileRows],
-                Int16Row(args.x.row(first_token + m), args.shape.in_features).scale + first_group,
+  std::memset(scratch.fine, 0, sizeof scratch.fine);
+  for (int64_t m = 0; m < num_tokens; ++m) {
+    const Int16Row row(args.x.row(first_token + m), args.shape.in_features);
+    std::memcpy(scratch.scale[m / kTileRows][m % kTileRows], row.scale + first_group,
                 static_cast<size_t>(groups) * sizeof(float));
+    for (int64_t g = 0; g < groups; ++g) scratch.fine[m / kTileRows][g] |= row.fine[first_group + g] != 0;
+  }
   if (args.x.index == nullptr)
     return {args.x.row(first_token) + offset, kTileRows * args.x.stride_bytes, kInt16StepBytes, kInt16Step,
             args.x.stride_bytes};
@@ -81,6 +86,7 @@ struct Product {
   const std::byte* acts;
   const std::byte* weights;
   const float* act_scale;  // [tokens][kChunkGroups]
+  const bool* fine;        // [kChunkGroups]
   const std::byte* weight_scale;
   int64_t step, plane, stride;  // of ActTiles
   int64_t steps;
@@ -89,23 +95,25 @@ struct Product {
 };
 
 template <int Group>
-inline void multiply_step(const Product& p, int64_t s) noexcept {
-  tile_load<act_tile(0)>(p.acts + s * p.step, p.stride);
+inline void multiply_step(const Product& p, int64_t s, bool fine) noexcept {
   tile_load<kWeightTile>(p.weights + s * kStepBytes, kTileRowBytes);
-  tile_dot_int8<sum_tile(Group, 0), act_tile(0), kWeightTile>();
-  tile_load<act_tile(1)>(p.acts + s * p.step + p.plane, p.stride);
-  tile_dot_int8<sum_tile(Group, 1), act_tile(1), kWeightTile>();
+  tile_load<act_tile(kLow)>(p.acts + s * p.step + p.plane, p.stride);
+  tile_dot_int8<sum_tile(Group, kLow), act_tile(kLow), kWeightTile>();
+  if (!fine) return;
+  tile_load<act_tile(kHigh)>(p.acts + s * p.step, p.stride);
+  tile_dot_int8<sum_tile(Group, kHigh), act_tile(kHigh), kWeightTile>();
 }
 
 // total[m] = fma(256 * high + low, weight scale * activation scale, total[m])
-template <int M>
+template <int M, bool kFine>
 inline void add_group(const int32_t (&sums)[2][kTileFloats], __m256i weight_scale, const float* act_scale,
                       Vec (&total)[M]) noexcept {
   const Vec scale{_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(weight_scale), 16))};
 #pragma GCC unroll 16
   for (int m = 0; m < M; ++m) {
-    const __m512i high = _mm512_slli_epi32(_mm512_load_si512(sums[0] + kPanelRows * m), 8);
-    const __m512i dot = _mm512_add_epi32(high, _mm512_load_si512(sums[1] + kPanelRows * m));
+    __m512i dot = _mm512_load_si512(sums[kLow] + kPanelRows * m);
+    if constexpr (kFine)
+      dot = _mm512_add_epi32(dot, _mm512_slli_epi32(_mm512_load_si512(sums[kHigh] + kPanelRows * m), 8));
     total[m] = Vec::fma({_mm512_cvtepi32_ps(dot)}, Vec::mul(scale, Vec::set1(act_scale[kChunkGroups * m])),
                         total[m]);
   }
@@ -114,21 +122,26 @@ inline void add_group(const int32_t (&sums)[2][kTileFloats], __m256i weight_scal
 template <int M>
 inline void add_group(const Product& p, int64_t group, const Scratch& scratch, Vec (&total)[M]) noexcept {
   const auto* scales = reinterpret_cast<const __m256i*>(p.weight_scale) + group;
-  add_group<M>(scratch.sums[group % 2], _mm256_loadu_si256(scales), p.act_scale + group, total);
+  const __m256i scale = _mm256_loadu_si256(scales);
+  if (p.fine[group])
+    add_group<M, true>(scratch.sums[group % 2], scale, p.act_scale + group, total);
+  else
+    add_group<M, false>(scratch.sums[group % 2], scale, p.act_scale + group, total);
 }
 
 // The products of a group, and the scaling of the one before it.
 template <int M, int Group>
 inline void multiply_group(const Product& p, int64_t group, Scratch& scratch, Vec (&total)[M]) noexcept {
-  tile_zero<sum_tile(Group, 0)>();
-  tile_zero<sum_tile(Group, 1)>();
-  multiply_step<Group>(p, 2 * group);
-  if (2 * group + 1 < p.steps) multiply_step<Group>(p, 2 * group + 1);
+  const bool fine = p.fine[group];
+  tile_zero<sum_tile(Group, kLow)>();
+  if (fine) tile_zero<sum_tile(Group, kHigh)>();
+  multiply_step<Group>(p, 2 * group, fine);
+  if (2 * group + 1 < p.steps) multiply_step<Group>(p, 2 * group + 1, fine);
   for (int64_t byte = 0; byte < p.ahead_bytes; byte += 64)
     _mm_prefetch(reinterpret_cast<const char*>(p.ahead + group * p.ahead_bytes + byte), _MM_HINT_T1);
   if (group > 0) add_group<M>(p, group - 1, scratch, total);
-  tile_store<sum_tile(Group, 0)>(scratch.sums[Group][0], kTileRowBytes);
-  tile_store<sum_tile(Group, 1)>(scratch.sums[Group][1], kTileRowBytes);
+  tile_store<sum_tile(Group, kLow)>(scratch.sums[Group][kLow], kTileRowBytes);
+  if (fine) tile_store<sum_tile(Group, kHigh)>(scratch.sums[Group][kHigh], kTileRowBytes);
 }
 
 // The first chunk of columns starts the totals at `out`.
@@ -184,6 +197,7 @@ void multiply_chunk(const GemmArgs& args, int64_t first_group, int64_t first_tok
           acts.first + block * acts.block,
           weight + 2 * first_group * kStepBytes,
           scratch.scale[block][0],
+          scratch.fine[block],
           weight + format::int8_g128::scales_offset(in) + first_group * format::int8_g128::kScaleBytes,
           acts.step,
           acts.plane,
@@ -198,8 +212,9 @@ void multiply_chunk(const GemmArgs& args, int64_t first_group, int64_t first_tok
   }
 }
 
-void quantize(const float* x, int64_t first, int64_t count, int64_t in_features, std::byte* row) noexcept {
-  kAvx512Int8G128.quantize(x, first, count, in_features, row);
+void quantize(const float* x, int64_t first, int64_t count, int64_t in_features, float fine_above,
+              std::byte* row) noexcept {
+  kAvx512Int8G128.quantize(x, first, count, in_features, fine_above, row);
 }
 
 void gemm(const GemmArgs& args) noexcept {

@@ -33,37 +33,65 @@ int32_t sum_of(__m256i values) noexcept {
   return _mm_cvtsi128_si32(half);
 }
 
-void quantize_group(const float* x, int8_t* q, float* scale, int32_t (&halves)[2]) noexcept {
-  const float d = abs_max(x) / 127.0f;
+// The packs work within 128-bit halves; the permute puts the dwords back in order. Of each 8 bytes: the even
+// ones, then the odd ones.
+inline void store_plane(const __m256i (&value)[4], int8_t* dst) noexcept {
+  const __m256i words =
+      _mm256_packs_epi16(_mm256_packs_epi32(value[0], value[1]), _mm256_packs_epi32(value[2], value[3]));
+  const __m256i bytes = _mm256_permutevar8x32_epi32(words, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  const __m256i order =
+      _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst), _mm256_shuffle_epi8(bytes, order));
+}
+
+bool quantize_group(const float* x, float fine_above, int8_t* q, int8_t* high, float* scale,
+                    int32_t (&halves)[2]) noexcept {
+  const float absmax = abs_max(x);
+  const bool fine = fine_above < 0.0f || absmax > fine_above;
+  const float limit = fine ? kTwoPlanes : kOnePlane, d = absmax / limit;
   *scale = d;
   halves[0] = halves[1] = 0;
   if (d == 0.0f) {
     std::memset(q, 0, kGroup);
-    return;
+    if (fine) std::memset(high, 0, kGroup);
+    return fine;
   }
-  const __m256 low = _mm256_set1_ps(-127.0f), high = _mm256_set1_ps(127.0f);
+  const __m256 least = _mm256_set1_ps(-limit), most = _mm256_set1_ps(limit);
   __m256i value[4];
   for (int i = 0; i < 4; ++i) {
     const __m256 ratio = _mm256_div_ps(_mm256_loadu_ps(x + 8 * i), _mm256_set1_ps(d));
-    value[i] = _mm256_cvtps_epi32(_mm256_min_ps(high, _mm256_max_ps(ratio, low)));
+    value[i] = _mm256_cvtps_epi32(_mm256_min_ps(most, _mm256_max_ps(ratio, least)));
   }
   halves[0] = sum_of(_mm256_add_epi32(value[0], value[1]));
   halves[1] = sum_of(_mm256_add_epi32(value[2], value[3]));
-  // The packs work within 128-bit halves; the permute puts the dwords back in order.
-  const __m256i words =
-      _mm256_packs_epi16(_mm256_packs_epi32(value[0], value[1]), _mm256_packs_epi32(value[2], value[3]));
-  const __m256i bytes = _mm256_permutevar8x32_epi32(words, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-  // Of each 8 bytes: the even ones, then the odd ones.
-  const __m256i order =
-      _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15));
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), _mm256_shuffle_epi8(bytes, order));
+  if (fine) {
+    __m256i upper[4];
+    for (int i = 0; i < 4; ++i) {
+      upper[i] = _mm256_srai_epi32(_mm256_add_epi32(value[i], _mm256_set1_epi32(4)), kHighShift);
+      value[i] = _mm256_sub_epi32(value[i], _mm256_slli_epi32(upper[i], kHighShift));
+    }
+    store_plane(upper, high);
+  }
+  store_plane(value, q);
+  return fine;
 }
 
-// Group `i` of a super-block, group `g` of the row: what its columns add to the totals of 8 rows.
+inline void sum_halves(const float* x, float (&halves)[2]) noexcept {
+  for (int h = 0; h < 2; ++h, x += 16) {
+    const __m256 eight = _mm256_add_ps(_mm256_loadu_ps(x), _mm256_loadu_ps(x + 8));
+    __m128 sum = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
+    halves[h] = _mm_cvtss_f32(_mm_add_ss(sum, _mm_shuffle_ps(sum, sum, 1)));
+  }
+}
+
+// Group `i` of a super-block, group `g` of the row, `step` bytes each: what its columns add to the totals of
+// 8 rows.
 template <class F, int M>
 inline void multiply_group(const __m256i (&quads)[8], const SuperScales<F>& scales, int64_t i, int64_t g,
-                           const QuantizedRow* x, __m256 (&total)[M]) noexcept {
+                           int64_t step, const QuantizedRow* x, __m256 (&total)[M]) noexcept {
   constexpr int kHalves = format::GroupedLayout<F>::kHalves, kQuads = 8 / kHalves;
+  const int64_t at = g * step;
 #pragma GCC unroll 2
   for (int h = 0; h < kHalves; ++h) {
     const __m256 scale = scales.scale(i * kGroup + h * 16);
@@ -71,12 +99,18 @@ inline void multiply_group(const __m256i (&quads)[8], const SuperScales<F>& scal
     for (int m = 0; m < M; ++m) {
       const __m256i start =
           F::kMinimum ? _mm256_setzero_si256() : _mm256_set1_epi32(x[m].offset[g * kHalves + h]);
-      const __m256i dot = dot_quads<F>(start, quads, kQuads * h, kQuads, x[m].q + g * kGroup);
+      __m256i dot = dot_quads<F>(start, quads, kQuads * h, kQuads, x[m].q + at);
+      if (x[m].fine[g]) {
+        const __m256i high = dot_quads<F>(_mm256_setzero_si256(), quads, kQuads * h, kQuads, x[m].high + at);
+        dot = _mm256_add_epi32(dot, _mm256_slli_epi32(high, kHighShift));
+      }
       const __m256 factor = _mm256_mul_ps(scale, _mm256_set1_ps(x[m].scale[g]));
       total[m] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), factor, total[m]);
-      if constexpr (F::kMinimum)
+      if constexpr (F::kMinimum) {
         total[m] = _mm256_fmadd_ps(scales.minimum(i * kGroup + h * 16),
                                    _mm256_set1_ps(x[m].sum[g * kHalves + h]), total[m]);
+        total[m] = _mm256_fmadd_ps(scale, _mm256_set1_ps(x[m].rest[g * kHalves + h]), total[m]);
+      }
     }
   }
 }
@@ -84,7 +118,7 @@ inline void multiply_group(const __m256i (&quads)[8], const SuperScales<F>& scal
 template <class F, int M, int P>
 void multiply_panels(const Panels& panels, const QuantizedRow* x, float* out, int64_t out_stride) noexcept {
   using Layout = format::GroupedLayout<F>;
-  const int64_t all_groups = panels.in_features / kGroup;
+  const int64_t all_groups = panels.in_features / kGroup, step = x[0].step();
   __m256 total[P][2][M];
 #pragma GCC unroll 16
   for (int i = 0; i < 2 * P * M; ++i) total[i / 2 / M][i / M % 2][i % M] = _mm256_setzero_ps();
@@ -106,7 +140,7 @@ void multiply_panels(const Panels& panels, const QuantizedRow* x, float* out, in
         for (int half = 0; half < 2; ++half) {
           __m256i quads[8];
           load_quads<F>(super + p * panels.stride + i * Layout::kGroupBytes, half, quads);
-          multiply_group<F, M>(quads, scales[p][half], i, g + i, x, total[p][half]);
+          multiply_group<F, M>(quads, scales[p][half], i, g + i, step, x, total[p][half]);
         }
       }
     }

@@ -35,7 +35,7 @@ inline __m256i join_planes(const int8_t* planes) noexcept {
 }
 
 // int16 products: u8 x int8 pairs would saturate int16 sums.
-template <int M>
+template <int M, bool>
 inline void dot_group(const std::byte* codes, int64_t steps, const int8_t* const (&planes)[M],
                       const int32_t (&)[M], __m256i (&dot)[M][2]) noexcept {
   alignas(32) int16_t x[M][kInt16Group];

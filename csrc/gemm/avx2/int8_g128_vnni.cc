@@ -30,7 +30,7 @@ inline __m256i broadcast_quad(const int8_t* q) noexcept {
   return _mm256_set1_epi32(quad);
 }
 
-template <int M>
+template <int M, bool kFine>
 inline void dot_group(const std::byte* codes, int64_t steps, const int8_t* const (&planes)[M],
                       const int32_t (&offset)[M], __m256i (&dot)[M][2]) noexcept {
   const __m256i flip = _mm256_set1_epi8(static_cast<char>(0x80));  // q + 128 as u8
@@ -48,12 +48,13 @@ inline void dot_group(const std::byte* codes, int64_t steps, const int8_t* const
 #pragma GCC unroll 4
       for (int m = 0; m < M; ++m) {
         const int8_t* x = planes[m] + int16_position(4 * j);
-        high[m] = _mm256_dpbusd_avx_epi32(high[m], u, broadcast_quad(x));
+        if constexpr (kFine) high[m] = _mm256_dpbusd_avx_epi32(high[m], u, broadcast_quad(x));
         low[m] = _mm256_dpbusd_avx_epi32(low[m], u, broadcast_quad(x + kInt16Step));
       }
     }
 #pragma GCC unroll 4
-    for (int m = 0; m < M; ++m) dot[m][half] = _mm256_add_epi32(_mm256_slli_epi32(high[m], 8), low[m]);
+    for (int m = 0; m < M; ++m)
+      dot[m][half] = kFine ? _mm256_add_epi32(_mm256_slli_epi32(high[m], 8), low[m]) : low[m];
   }
 }
 

@@ -13,33 +13,61 @@ template <class F>
 inline __m512i dot_quads(__m512i dot, const __m512i (&quads)[8], int first, int count,
                          const int8_t* q) noexcept;
 
-void quantize_group(const float* x, int8_t* q, float* scale, int32_t (&halves)[2]) noexcept {
+// Of each 8 bytes: the even ones, then the odd ones.
+inline void store_plane(__m512i a, __m512i b, int8_t* dst) noexcept {
+  const __m256i bytes = _mm256_set_m128i(_mm512_cvtepi32_epi8(b), _mm512_cvtepi32_epi8(a));
+  const __m256i order =
+      _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst), _mm256_shuffle_epi8(bytes, order));
+}
+
+bool quantize_group(const float* x, float fine_above, int8_t* q, int8_t* high, float* scale,
+                    int32_t (&halves)[2]) noexcept {
   const __m512 a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + 16);
   // As integers, so that a NaN wins over every number.
   const __m512i sign_off = _mm512_set1_epi32(0x7fffffff);
   const __m512i magnitude = _mm512_max_epu32(_mm512_and_si512(_mm512_castps_si512(a), sign_off),
                                              _mm512_and_si512(_mm512_castps_si512(b), sign_off));
-  const float d = std::bit_cast<float>(_mm512_reduce_max_epu32(magnitude)) / 127.0f;
+  const auto absmax = std::bit_cast<float>(_mm512_reduce_max_epu32(magnitude));
+  const bool fine = fine_above < 0.0f || absmax > fine_above;
+  const float limit = fine ? kTwoPlanes : kOnePlane, d = absmax / limit;
   const __mmask16 nonzero = d == 0.0f ? 0 : 0xffff;
-  const __m512 divisor = _mm512_set1_ps(d), low = _mm512_set1_ps(-127.0f), high = _mm512_set1_ps(127.0f);
-  const __m512 ra = _mm512_min_ps(high, _mm512_max_ps(_mm512_maskz_div_ps(nonzero, a, divisor), low));
-  const __m512 rb = _mm512_min_ps(high, _mm512_max_ps(_mm512_maskz_div_ps(nonzero, b, divisor), low));
-  const __m512i ia = _mm512_cvtps_epi32(ra), ib = _mm512_cvtps_epi32(rb);
+  const __m512 divisor = _mm512_set1_ps(d), least = _mm512_set1_ps(-limit), most = _mm512_set1_ps(limit);
+  const __m512 ra = _mm512_min_ps(most, _mm512_max_ps(_mm512_maskz_div_ps(nonzero, a, divisor), least));
+  const __m512 rb = _mm512_min_ps(most, _mm512_max_ps(_mm512_maskz_div_ps(nonzero, b, divisor), least));
+  __m512i ia = _mm512_cvtps_epi32(ra), ib = _mm512_cvtps_epi32(rb);
   *scale = d;
   halves[0] = _mm512_reduce_add_epi32(ia);
   halves[1] = _mm512_reduce_add_epi32(ib);
-  // Of each 8 bytes: the even ones, then the odd ones.
-  const __m256i bytes = _mm256_set_m128i(_mm512_cvtepi32_epi8(ib), _mm512_cvtepi32_epi8(ia));
-  const __m256i order =
-      _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15));
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), _mm256_shuffle_epi8(bytes, order));
+  if (fine) {
+    const __m512i half = _mm512_set1_epi32(4);
+    const __m512i ha = _mm512_srai_epi32(_mm512_add_epi32(ia, half), kHighShift);
+    const __m512i hb = _mm512_srai_epi32(_mm512_add_epi32(ib, half), kHighShift);
+    store_plane(ha, hb, high);
+    ia = _mm512_sub_epi32(ia, _mm512_slli_epi32(ha, kHighShift));
+    ib = _mm512_sub_epi32(ib, _mm512_slli_epi32(hb, kHighShift));
+  }
+  store_plane(ia, ib, q);
+  return fine;
 }
 
-// Group `i` of a super-block, group `g` of the row: what its columns add to the totals.
+inline float sum_16(__m512 v) noexcept {
+  const __m256 halves = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+  __m128 sum = _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
+  sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
+  return _mm_cvtss_f32(_mm_add_ss(sum, _mm_shuffle_ps(sum, sum, 1)));
+}
+
+inline void sum_halves(const float* x, float (&halves)[2]) noexcept {
+  for (int h = 0; h < 2; ++h) halves[h] = sum_16(_mm512_loadu_ps(x + 16 * h));
+}
+
+// Group `i` of a super-block, group `g` of the row, `step` bytes each: what its columns add to the totals.
 template <class F, int M>
 inline void multiply_group(const __m512i (&quads)[8], const SuperScales<F>& scales, int64_t i, int64_t g,
-                           const QuantizedRow* x, Vec (&total)[M]) noexcept {
+                           int64_t step, const QuantizedRow* x, Vec (&total)[M]) noexcept {
   constexpr int kHalves = format::GroupedLayout<F>::kHalves, kQuads = 8 / kHalves;
+  const int64_t at = g * step;
   __m512 scale[kHalves], minimum[kHalves];
 #pragma GCC unroll 2
   for (int h = 0; h < kHalves; ++h) {
@@ -52,11 +80,17 @@ inline void multiply_group(const __m512i (&quads)[8], const SuperScales<F>& scal
     for (int h = 0; h < kHalves; ++h) {
       const __m512i start =
           F::kMinimum ? _mm512_setzero_si512() : _mm512_set1_epi32(x[m].offset[g * kHalves + h]);
-      const __m512i dot = dot_quads<F>(start, quads, kQuads * h, kQuads, x[m].q + g * kGroup);
+      __m512i dot = dot_quads<F>(start, quads, kQuads * h, kQuads, x[m].q + at);
+      if (x[m].fine[g]) {
+        const __m512i high = dot_quads<F>(_mm512_setzero_si512(), quads, kQuads * h, kQuads, x[m].high + at);
+        dot = _mm512_add_epi32(dot, _mm512_slli_epi32(high, kHighShift));
+      }
       const __m512 factor = _mm512_mul_ps(scale[h], _mm512_set1_ps(x[m].scale[g]));
       total[m].v = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), factor, total[m].v);
-      if constexpr (F::kMinimum)
+      if constexpr (F::kMinimum) {
         total[m].v = _mm512_fmadd_ps(minimum[h], _mm512_set1_ps(x[m].sum[g * kHalves + h]), total[m].v);
+        total[m].v = _mm512_fmadd_ps(scale[h], _mm512_set1_ps(x[m].rest[g * kHalves + h]), total[m].v);
+      }
     }
   }
 }
@@ -64,7 +98,7 @@ inline void multiply_group(const __m512i (&quads)[8], const SuperScales<F>& scal
 template <class F, int M, int P>
 void multiply_panels(const Panels& panels, const QuantizedRow* x, float* out, int64_t out_stride) noexcept {
   using Layout = format::GroupedLayout<F>;
-  const int64_t all_groups = panels.in_features / kGroup;
+  const int64_t all_groups = panels.in_features / kGroup, step = x[0].step();
   Vec total[P][M];
 #pragma GCC unroll 16
   for (int i = 0; i < P * M; ++i) total[i / M][i % M] = Vec::zero();
@@ -85,7 +119,7 @@ void multiply_panels(const Panels& panels, const QuantizedRow* x, float* out, in
         prefetch_group<F>(ahead + p * panels.stride, i, groups);
         __m512i quads[8];
         load_quads<F>(super + p * panels.stride + i * Layout::kGroupBytes, quads);
-        multiply_group<F, M>(quads, scales[p], i, group, x, total[p]);
+        multiply_group<F, M>(quads, scales[p], i, group, step, x, total[p]);
       }
     }
     at += Layout::super_bytes(groups);

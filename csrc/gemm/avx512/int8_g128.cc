@@ -29,9 +29,9 @@ constexpr int kTokens = 8;
 constexpr int64_t kPrefetchBytes = 4096;
 
 // 64 columns to both planes; returns the sum of their values. The columns past `count` are written as 0.
-inline __m512i quantize_step(const float* x, int64_t count, __m512 divisor, __mmask16 nonzero,
+inline __m512i quantize_step(const float* x, int64_t count, __m512 divisor, float limit, __mmask16 nonzero,
                              int8_t* planes) noexcept {
-  const __m512 low = _mm512_set1_ps(-kInt16Max), high = _mm512_set1_ps(kInt16Max);
+  const __m512 low = _mm512_set1_ps(-limit), high = _mm512_set1_ps(limit);
   __m512i sum = _mm512_setzero_si512();
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
@@ -46,26 +46,32 @@ inline __m512i quantize_step(const float* x, int64_t count, __m512 divisor, __mm
   return sum;
 }
 
-void quantize_group(const float* x, int64_t k, int64_t columns, const Int16RowWriter& dst) noexcept {
+void quantize_group(const float* x, int64_t k, int64_t columns, float fine_above,
+                    const Int16RowWriter& dst) noexcept {
   // As integers, so that a NaN wins over every number.
   __m512i magnitude = _mm512_setzero_si512();
   for (int64_t c = 0; c < columns; c += 16)
     magnitude = _mm512_max_epu32(magnitude,
                                  _mm512_and_si512(_mm512_loadu_si512(x + c), _mm512_set1_epi32(0x7fffffff)));
-  const float d = std::bit_cast<float>(_mm512_reduce_max_epu32(magnitude)) / kInt16Max;
+  const auto absmax = std::bit_cast<float>(_mm512_reduce_max_epu32(magnitude));
+  const bool fine = absmax > fine_above;
+  const float limit = fine ? kInt16Fine : kInt16Coarse, d = absmax / limit;
   const __mmask16 nonzero = d == 0.0f ? 0 : 0xffff;
   __m512i sum = _mm512_setzero_si512();
   for (int64_t c = 0; c < columns; c += kInt16Step)
-    sum = _mm512_add_epi32(sum, quantize_step(x + c, columns - c, _mm512_set1_ps(d), nonzero,
+    sum = _mm512_add_epi32(sum, quantize_step(x + c, columns - c, _mm512_set1_ps(d), limit, nonzero,
                                               dst.planes + int16_position(k + c)));
+  dst.fine[k / kInt16Group] = fine;
   dst.scale[k / kInt16Group] = d;
   dst.offset[k / kInt16Group] = -format::int8_g128::kOffset * _mm512_reduce_add_epi32(sum);
 }
 
-void quantize(const float* x, int64_t first, int64_t count, int64_t in_features, std::byte* row) noexcept {
+void quantize(const float* x, int64_t first, int64_t count, int64_t in_features, float fine_above,
+              std::byte* row) noexcept {
   const Int16RowWriter dst(row, in_features);
   for (int64_t k = first; k < first + count; k += kInt16Group)
-    quantize_group(x + k - first, k, first + count - k < kInt16Group ? first + count - k : kInt16Group, dst);
+    quantize_group(x + k - first, k, first + count - k < kInt16Group ? first + count - k : kInt16Group,
+                   fine_above, dst);
 }
 
 inline __m512i broadcast_quad(const int8_t* q) noexcept {
@@ -74,9 +80,9 @@ inline __m512i broadcast_quad(const int8_t* q) noexcept {
   return _mm512_set1_epi32(quad);
 }
 
-// The dot products of `steps` times 64 columns with M tokens. For few tokens several sums each, as one would
-// wait for itself: integers may be added in any order.
-template <int M>
+// The dot products of `steps` times 64 columns with M tokens, which have high planes if kFine. For few tokens
+// several sums each, as one would wait for itself: integers may be added in any order.
+template <int M, bool kFine>
 inline void dot_group(const std::byte* codes, int64_t steps, const int8_t* const (&x)[kTokens],
                       const int32_t (&offset)[kTokens], __m512i (&dot)[M]) noexcept {
   constexpr int kChains = M == 1 ? 4 : M <= 3 ? 2 : 1;
@@ -97,7 +103,8 @@ inline void dot_group(const std::byte* codes, int64_t steps, const int8_t* const
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) {
         const int8_t* planes = x[m] + s * kInt16StepBytes + 4 * j;
-        high[m][j % kChains] = _mm512_dpbusd_epi32(high[m][j % kChains], u, broadcast_quad(planes));
+        if constexpr (kFine)
+          high[m][j % kChains] = _mm512_dpbusd_epi32(high[m][j % kChains], u, broadcast_quad(planes));
         low[m][j % kChains] =
             _mm512_dpbusd_epi32(low[m][j % kChains], u, broadcast_quad(planes + kInt16Step));
       }
@@ -110,7 +117,7 @@ inline void dot_group(const std::byte* codes, int64_t steps, const int8_t* const
       high[m][0] = _mm512_add_epi32(high[m][0], high[m][c]);
       low[m][0] = _mm512_add_epi32(low[m][0], low[m][c]);
     }
-    dot[m] = _mm512_add_epi32(_mm512_slli_epi32(high[m][0], 8), low[m][0]);
+    dot[m] = kFine ? _mm512_add_epi32(_mm512_slli_epi32(high[m][0], 8), low[m][0]) : low[m][0];
   }
 }
 
@@ -128,9 +135,18 @@ void multiply_panel(const std::byte* panel, int64_t in_features, const Int16Row*
   }
   for (int64_t g = 0; g < int16_groups(in_features); ++g) {
     int32_t offset[kTokens];
-    for (int m = 0; m < M; ++m) offset[m] = x[m].offset[g];
+    bool fine = false;
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
+      offset[m] = x[m].offset[g];
+      fine |= x[m].fine[g] != 0;
+    }
     __m512i dot[M];
-    dot_group<M>(panel, steps - 2 * g < 2 ? 1 : 2, planes, offset, dot);
+    const int64_t group_steps = steps - 2 * g < 2 ? 1 : 2;
+    if (fine)
+      dot_group<M, true>(panel, group_steps, planes, offset, dot);
+    else
+      dot_group<M, false>(panel, group_steps, planes, offset, dot);
     const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(scales) + g);
     const Vec scale{_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
 #pragma GCC unroll 8

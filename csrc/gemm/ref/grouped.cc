@@ -19,26 +19,48 @@ float abs_max(const float* x, int64_t n) noexcept {
   return std::bit_cast<float>(bits);
 }
 
-void quantize_group(const float* x, int8_t* q, float* scale, int32_t (&halves)[2]) noexcept {
-  const float d = abs_max(x, kGroup) / 127.0f;
+// Returns whether the group is fine.
+bool quantize_group(const float* x, float fine_above, int8_t* q, int8_t* high, float* scale,
+                    int32_t (&halves)[2]) noexcept {
+  const float absmax = abs_max(x, kGroup);
+  const bool fine = fine_above < 0.0f || absmax > fine_above;
+  const float limit = fine ? kTwoPlanes : kOnePlane, d = absmax / limit;
   halves[0] = halves[1] = 0;
   for (int64_t c = 0; c < kGroup; ++c) {
     const float ratio = d == 0.0f ? 0.0f : x[c] / d;
-    const float clamped = std::min(127.0f, ratio > -127.0f ? ratio : -127.0f);
-    const auto value = static_cast<int8_t>(std::nearbyint(clamped));
-    q[format::quad_position(c)] = value;
+    const float clamped = std::min(limit, ratio > -limit ? ratio : -limit);
+    const auto value = static_cast<int32_t>(std::nearbyint(clamped));
+    const int32_t upper = fine ? (value + 4) >> kHighShift : 0;
+    if (fine) high[format::quad_position(c)] = static_cast<int8_t>(upper);
+    q[format::quad_position(c)] = static_cast<int8_t>(value - (upper << kHighShift));
     halves[c / 16] += value;
   }
   *scale = d;
+  return fine;
+}
+
+float sum_16(const float* x) noexcept {
+  float sums[16];
+  std::copy_n(x, 16, sums);
+  for (int64_t n = 8; n > 0; n /= 2)
+    for (int64_t i = 0; i < n; ++i) sums[i] += sums[i + n];
+  return sums[0];
 }
 
 template <class F>
-void quantize(const float* x, int64_t first, int64_t count, int64_t in_features, std::byte* row) noexcept {
-  const QuantizedRowWriter dst = quantized_row_writer(row, in_features);
+void quantize(const float* x, int64_t first, int64_t count, int64_t in_features, float fine_above,
+              std::byte* row) noexcept {
+  const QuantizedRowWriter dst = quantized_row_writer<F>(row, in_features, fine_above);
   for (int64_t k = first; k < first + count; k += kGroup) {
-    int32_t halves[2];
-    quantize_group(x + k - first, dst.q + k, dst.scale + k / kGroup, halves);
-    write_sums<F>(dst.scale[k / kGroup], halves, k / kGroup, dst.sums);
+    const int64_t g = k / kGroup;
+    GroupSums sums;
+    const int64_t at = g * dst.step;
+    const bool fine =
+        quantize_group(x + k - first, fine_above, dst.q + at, dst.high + at, dst.scale + g, sums.v);
+    dst.fine[g] = fine_above < 0.0f ? 2 : fine;
+    sums.x[0] = sum_16(x + k - first);
+    sums.x[1] = sum_16(x + k - first + 16);
+    write_sums<F>(dst.scale[g], sums, g, in_features, dst.sums);
   }
 }
 
@@ -49,10 +71,14 @@ float add_part(const format::GroupedPanel<F>& weight, int64_t row, int64_t k, co
   constexpr int64_t kHalves = format::GroupedLayout<F>::kHalves;
   const int64_t group = k / kGroup, part = group * kHalves + k % kGroup / (kGroup / kHalves);
   int32_t dot = F::kMinimum ? 0 : x.offset[part];
-  for (int64_t c = k; c < k + kGroup / kHalves; ++c)
-    dot += weight.code(row, c) * x.q[group * kGroup + format::quad_position(c % kGroup)];
+  for (int64_t c = k; c < k + kGroup / kHalves; ++c) {
+    const int64_t at = group * x.step() + format::quad_position(c % kGroup);
+    dot += weight.code(row, c) * (x.fine[group] ? (x.high[at] << kHighShift) + x.q[at] : x.q[at]);
+  }
   total = std::fma(static_cast<float>(dot), weight.scale(row, k) * x.scale[group], total);
-  return F::kMinimum ? std::fma(weight.minimum(row, k), x.sum[part], total) : total;
+  if constexpr (!F::kMinimum) return total;
+  total = std::fma(weight.minimum(row, k), x.sum[part], total);
+  return std::fma(weight.scale(row, k), x.rest[part], total);
 }
 
 template <class F>
@@ -60,7 +86,7 @@ void gemm(const GemmArgs& args) noexcept {
   const int64_t in = args.shape.in_features;
   ref::each_output(args, F::kFormat, [&](const std::byte* panel, int64_t row, const std::byte* act) {
     const format::GroupedPanel<F> weight(panel, in);
-    const QuantizedRow x = quantized_row(act, in);
+    const QuantizedRow x = quantized_row<F>(act, in);
     const int64_t r = row % format::kPanelRows;
     float total = 0.0f;
     for (int64_t k = 0; k < in; k += kGroup / format::GroupedLayout<F>::kHalves)

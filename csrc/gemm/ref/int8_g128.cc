@@ -19,13 +19,16 @@ float abs_max(const float* x, int64_t n) noexcept {
 }
 
 // Columns k .. k + columns - 1, one group; fills the last step.
-void quantize_group(const float* x, int64_t k, int64_t columns, Int16RowWriter dst) noexcept {
-  const float d = abs_max(x, columns) / kInt16Max;
+void quantize_group(const float* x, int64_t k, int64_t columns, float fine_above,
+                    Int16RowWriter dst) noexcept {
+  const float absmax = abs_max(x, columns);
+  const bool fine = absmax > fine_above;
+  const float limit = fine ? kInt16Fine : kInt16Coarse, d = absmax / limit;
   int32_t sum = 0;
   const int64_t padded = int16_steps(columns) * kInt16Step;
   for (int64_t c = 0; c < padded; ++c) {
     const float ratio = c >= columns || d == 0.0f ? 0.0f : x[c] / d;
-    const float clamped = std::min(kInt16Max, ratio > -kInt16Max ? ratio : -kInt16Max);
+    const float clamped = std::min(limit, ratio > -limit ? ratio : -limit);
     const auto value = static_cast<int32_t>(std::nearbyint(clamped));
     const int32_t high = (value + 128) >> 8;
     dst.planes[int16_position(k + c)] = static_cast<int8_t>(high);
@@ -34,12 +37,14 @@ void quantize_group(const float* x, int64_t k, int64_t columns, Int16RowWriter d
   }
   dst.scale[k / kInt16Group] = d;
   dst.offset[k / kInt16Group] = -format::int8_g128::kOffset * sum;
+  dst.fine[k / kInt16Group] = fine;
 }
 
-void quantize(const float* x, int64_t first, int64_t count, int64_t in_features, std::byte* row) noexcept {
+void quantize(const float* x, int64_t first, int64_t count, int64_t in_features, float fine_above,
+              std::byte* row) noexcept {
   const Int16RowWriter dst(row, in_features);
   for (int64_t k = first; k < first + count; k += kInt16Group)
-    quantize_group(x + k - first, k, std::min(kInt16Group, first + count - k), dst);
+    quantize_group(x + k - first, k, std::min(kInt16Group, first + count - k), fine_above, dst);
 }
 
 void gemm(const GemmArgs& args) noexcept {

@@ -1,0 +1,129 @@
+// Which groups of int8 activations get two planes: tokens of any distribution keep to the budget, and only
+// those that need it pay.
+#include "gemm/act_budget.h"
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string>
+
+#include "format/int4.h"
+#include "gemm/act_format.h"
+#include "gemm/int16_act.h"
+#include "gemm/quantized_act.h"
+#include "tests/check.h"
+#include "tests/kernel_case.h"
+
+namespace {
+
+using namespace proa;
+using gemm::ActFormat;
+
+constexpr int64_t kIn = 2048, kTokens = 64;
+constexpr ActFormat kActs[] = {ActFormat::kInt8G32, ActFormat::kInt16G128};
+
+std::vector<float> restored(const gemm::Kernel& kernel, const std::vector<float>& x, float fine_above) {
+  std::vector<std::byte> bytes(static_cast<size_t>(gemm::act_row_bytes(kernel.act, kIn)));
+  kernel.quantize(x.data(), 0, kIn, kIn, fine_above, bytes.data());
+  std::vector<float> result(x.size());
+  const auto q = gemm::quantized_row<format::Int4G32>(bytes.data(), kIn);
+  const gemm::Int16Row wide(bytes.data(), kIn);
+  for (int64_t k = 0; k < kIn; ++k) {
+    float& value = result[static_cast<size_t>(k)];
+    if (kernel.act == ActFormat::kInt8G32) {
+      const int64_t g = k / 32, at = 32 * g + format::quad_position(k % 32);
+      value = q.scale[g] * static_cast<float>(q.q[at] + (q.fine[g] ? 8 * q.high[at] : 0));
+    } else {
+      const int8_t* plane = wide.planes + gemm::int16_position(k);
+      value = wide.scale[k / 128] * static_cast<float>(256 * plane[0] + plane[64]);
+    }
+  }
+  return result;
+}
+
+using Distribution = std::function<float(test::Rng&, int64_t k)>;
+
+// Squared error over squared norm, the mean over tokens; `fine_groups` the part of groups with two planes.
+double squared_error(const gemm::Kernel& kernel, const Distribution& draw, double& fine_groups) {
+  test::Rng rng(5);
+  const int64_t group = gemm::act_group(kernel.act);
+  double total = 0.0, fine = 0.0;
+  for (int64_t t = 0; t < kTokens; ++t) {
+    std::vector<float> x(kIn);
+    for (int64_t k = 0; k < kIn; ++k) x[static_cast<size_t>(k)] = draw(rng, k);
+    const float above = gemm::fine_above(kernel.act, x.data(), kIn);
+    const auto y = restored(kernel, x, above);
+    double error = 0.0, norm = 0.0;
+    for (size_t first = 0; first < x.size(); first += static_cast<size_t>(group)) {
+      float absmax = 0.0f;
+      for (size_t k = first; k < first + static_cast<size_t>(group); ++k) {
+        error += (double{x[k]} - y[k]) * (double{x[k]} - y[k]);
+        norm += double{x[k]} * x[k];
+        absmax = std::max(absmax, std::fabs(x[k]));
+      }
+      fine += absmax > above;
+    }
+    total += error / norm;
+  }
+  fine_groups = fine / static_cast<double>(kTokens * kIn / group);
+  return total / kTokens;
+}
+
+// What the groups with two planes add: act_budget.h. The mean of 64 tokens of at least 1000 roundings each is
+// within 2 % of the expected square.
+void every_distribution_keeps_the_budget(const gemm::Kernel& kernel) {
+  std::normal_distribution<float> normal;
+  std::cauchy_distribution<float> cauchy;
+  std::student_t_distribution<float> t3(3.0f);
+  const Distribution draws[] = {
+      [&](test::Rng& rng, int64_t) { return normal(rng); },
+      [&](test::Rng& rng, int64_t k) { return normal(rng) * (k % 341 == 7 ? 80.0f : 1.0f); },
+      [&](test::Rng& rng, int64_t k) { return normal(rng) * (k % 32 == 5 ? 20.0f : 1.0f); },
+      [&](test::Rng& rng, int64_t k) { return normal(rng) * (k / 256 == 3 ? 50.0f : 1.0f); },
+      [&](test::Rng& rng, int64_t) { return normal(rng) * normal(rng) * normal(rng); },
+      [&](test::Rng& rng, int64_t) { return t3(rng); },
+      [&](test::Rng& rng, int64_t) { return cauchy(rng); },
+      [&](test::Rng& rng, int64_t k) { return k == 100 ? 1e9f : normal(rng); },
+  };
+  const double fine_error =
+      kernel.act == ActFormat::kInt8G32 ? 32.0 / 12 / 1016 / 1016 : 128.0 / 12 / 32512 / 32512;
+  const double budget = double{gemm::kActError} * gemm::kActError;
+  for (const Distribution& draw : draws) {
+    double fine_groups;
+    const double error = squared_error(kernel, draw, fine_groups);
+    CHECK(error <= 1.02 * (budget + fine_error));
+    if (&draw == draws) CHECK_EQ(fine_groups, 0.0);
+    if (&draw == draws + 1) CHECK(fine_groups > 0.0 && fine_groups < 0.6);
+  }
+}
+
+void limits(ActFormat act) {
+  constexpr float kNone = std::numeric_limits<float>::infinity();
+  test::Rng rng(6);
+  auto x = test::random_floats(rng, kIn);
+  CHECK_EQ(gemm::fine_above(act, x.data(), kIn), kNone);
+  x[70] = 100.0f;
+  const float above = gemm::fine_above(act, x.data(), kIn);
+  CHECK(above > 0.0f && above < 100.0f);
+  for (float& value : x) value *= 0x1p20f;
+  CHECK_EQ(gemm::fine_above(act, x.data(), kIn), 0x1p20f * above);
+  CHECK_EQ(gemm::fine_above(ActFormat::kBf16x2, x.data(), kIn), kNone);
+  for (const float odd : {kNone, -kNone, std::numeric_limits<float>::quiet_NaN()}) {
+    x[3] = odd;
+    CHECK_EQ(gemm::fine_above(act, x.data(), kIn), kNone);
+  }
+  const std::vector<float> zeros(kIn);
+  CHECK_EQ(gemm::fine_above(act, zeros.data(), kIn), kNone);
+}
+
+}  // namespace
+
+int main() {
+  for (const ActFormat act : kActs) {
+    const auto weight =
+        act == ActFormat::kInt8G32 ? format::WeightFormat::kInt4G32 : format::WeightFormat::kInt8G128;
+    every_distribution_keeps_the_budget(test::scalar_kernel(weight));
+    limits(act);
+  }
+  return test::result();
+}
