@@ -141,7 +141,7 @@ def test_ten_thousand_tools_and_not_one_more(http, api):
 
 
 @pytest.mark.parametrize("api", PATHS)
-@pytest.mark.parametrize("name", ["", "a b", "<|im_end|>", "a\nb", "x" * 257, 5, None, "a|b"])
+@pytest.mark.parametrize("name", ["", "a b", "<|im_end|>", "a\nb", "x" * 257, 5, None, "a|b", "\x7f"])
 def test_illegal_tool_names(http, api, name):
     body = conversation(api)
     (tool,) = body["tools"]

@@ -15,7 +15,7 @@ __all__ = ["MAX_PARTS", "FunctionName", "Message", "Thinking", "Tool"]
 MAX_PARTS = 1000
 
 # Names of functions are what may stand in a call's id: no blanks, no brackets of markers.
-FunctionName = Annotated[str, StringConstraints(pattern=r"^[^\s<>|\x00-\x20]{1,256}$")]
+FunctionName = Annotated[str, StringConstraints(pattern=r"^[^\s<>|\x00-\x20\x7f]{1,256}$")]
 
 _THOUGHTS = ("thinking", "redacted_thinking")
 

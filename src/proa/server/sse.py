@@ -130,12 +130,12 @@ class EventStream(Response):
         task = asyncio.ensure_future(sending)
         try:
             while not task.done():
-                is_writing = self._is_writing
-                limit = self._write_timeout if is_writing else self._keepalive
-                await asyncio.wait([task], timeout=max(self._since + limit - clock(), 0))
-                if task.done() or self._is_writing is not is_writing or clock() - self._since < limit:
+                # A write that begins meanwhile has its own limit: nobody sleeps longer than that.
+                left = self._since + self._limit - clock()
+                await asyncio.wait([task], timeout=max(min(left, self._write_timeout), 0))
+                if task.done() or clock() - self._since < self._limit:
                     continue
-                if is_writing:
+                if self._is_writing:
                     raise TimeoutError
                 async with asyncio.timeout(self._write_timeout):
                     await self._write(send, self._source.silence())
@@ -143,6 +143,10 @@ class EventStream(Response):
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+    @property
+    def _limit(self) -> float:
+        return self._write_timeout if self._is_writing else self._keepalive
 
     async def _write(self, send: Send, data: bytes) -> None:
         clock = asyncio.get_running_loop().time
