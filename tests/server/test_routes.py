@@ -10,7 +10,8 @@ import tiny_tokenizer
 from server_process import KEY, ServerProcess
 
 ROUTES = [
-    ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("GET", "/v1/models"), ("GET", "/v1/models/tiny"),
+    ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("POST", "/v1/responses"),
+    ("POST", "/v1/messages"), ("POST", "/v1/messages/count_tokens"), ("GET", "/v1/models"), ("GET", "/v1/models/tiny"),
     ("POST", "/tokenize"), ("POST", "/v1/tokenize"), ("POST", "/detokenize"), ("POST", "/v1/detokenize"),
     ("GET", "/readyz"), ("GET", "/health"), ("GET", "/ping"), ("GET", "/metrics"),
     ("GET", "/get_server_info"), ("GET", "/server_info"),
