@@ -14,6 +14,7 @@ import msgspec
 
 from proa.chat.control_tokens import ControlTokens
 from proa.chat.detokenizer import Detokenizer
+from proa.chat.encoded_texts import EncodedTexts
 from proa.chat.output.events import Piece
 from proa.core.errors import CheckpointError
 
@@ -76,6 +77,7 @@ class TiktokenTokenizer:
             self._bytes[token_id] = name.encode()
         self._names = {token_id: name for name, token_id in control.items()}
         self.vocab_size = len(self._bytes)
+        self._texts = EncodedTexts(self._encode_ordinary)
 
     @staticmethod
     def load(model_path: Path) -> TiktokenTokenizer:
@@ -115,7 +117,7 @@ class TiktokenTokenizer:
         ids: list[int] = []
         for text, is_marker in pieces:
             if not is_marker:
-                ids += self._encode_ordinary(text)
+                ids += self._texts.encode(text)
             elif (token_id := self._control.get(text)) is not None:
                 ids.append(token_id)
             else:
