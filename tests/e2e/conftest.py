@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -24,9 +24,21 @@ class Server:
     url: str
     process: subprocess.Popen[bytes]
     log: Path
+    clients: list[openai.OpenAI] = field(default_factory=list)
 
     def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120.0)
+        """A client, closed with the server; its streams too, wherever a test left them."""
+        client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120.0)
+        self.clients.append(client)
+        return client
+
+    def end(self) -> None:
+        """Kill the server if it still runs, and close what its clients hold."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        for client in self.clients:
+            client.close()
 
     def get(self, path: str) -> httpx.Response:
         return httpx.get(f"{self.url}{path}", timeout=10.0, trust_env=False)
@@ -73,9 +85,7 @@ def start_server(tmp_path: Path) -> Iterator[Callable[..., Server]]:
 
     yield start_one
     for server in servers:
-        if server.process.poll() is None:
-            server.process.kill()
-        server.process.wait()
+        server.end()
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +97,4 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(30) == 0, server.log.read_text()[-4000:]
     finally:
-        if server.process.poll() is None:
-            server.process.kill()
-            server.process.wait()
+        server.end()
