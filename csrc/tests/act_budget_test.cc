@@ -26,16 +26,18 @@ std::vector<float> restored(const gemm::Kernel& kernel, const std::vector<float>
   std::vector<std::byte> bytes(static_cast<size_t>(gemm::act_row_bytes(kernel.act, kIn)));
   kernel.quantize(x.data(), 0, kIn, kIn, fine_above, bytes.data());
   std::vector<float> result(x.size());
-  const auto q = gemm::quantized_row<format::Int4G32>(bytes.data(), kIn);
-  const gemm::Int16Row wide(bytes.data(), kIn);
-  for (int64_t k = 0; k < kIn; ++k) {
-    float& value = result[static_cast<size_t>(k)];
-    if (kernel.act == ActFormat::kInt8G32) {
+  if (kernel.act == ActFormat::kInt8G32) {
+    const auto row = gemm::quantized_row<format::Int4G32>(bytes.data(), kIn);
+    for (int64_t k = 0; k < kIn; ++k) {
       const int64_t g = k / 32, at = 32 * g + format::quad_position(k % 32);
-      value = q.scale[g] * static_cast<float>(q.q[at] + (q.fine[g] ? 8 * q.high[at] : 0));
-    } else {
-      const int8_t* plane = wide.planes + gemm::int16_position(k);
-      value = wide.scale[k / 128] * static_cast<float>(256 * plane[0] + plane[64]);
+      const int v = row.q[at] + (row.fine[g] ? 8 * row.high[at] : 0);
+      result[static_cast<size_t>(k)] = row.scale[g] * static_cast<float>(v);
+    }
+  } else {
+    const gemm::Int16Row row(bytes.data(), kIn);
+    for (int64_t k = 0; k < kIn; ++k) {
+      const int8_t* plane = row.planes + gemm::int16_position(k);
+      result[static_cast<size_t>(k)] = row.scale[k / 128] * static_cast<float>(256 * plane[0] + plane[64]);
     }
   }
   return result;
