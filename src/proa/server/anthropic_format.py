@@ -56,9 +56,9 @@ class MessagesFormat:
         """The last event."""
         yield {"type": "message_stop"}
 
-    def silence(self) -> Event:
+    def silence(self) -> Iterator[Event]:
         """Anthropic's own sign of life."""
-        return {"type": "ping"}
+        yield {"type": "ping"}
 
     def failure(self, error: Event) -> Event:
         """The error itself."""

@@ -61,9 +61,9 @@ class ChatFormat:
         if self._options.include_usage:
             yield {**self._chunk([]), "usage": usage.as_dict()}
 
-    def silence(self) -> Event:
-        """Not asked for: a comment will do."""
-        raise NotImplementedError
+    def silence(self) -> Iterator[Event]:
+        """None: a comment will do."""
+        return iter(())
 
     def failure(self, error: Event) -> Event:
         """The error itself."""

@@ -59,8 +59,8 @@ class AnswerFormat(Protocol):
         """What ends a stream."""
         ...
 
-    def silence(self) -> Event:
-        """An event of an opened stream for while nothing is new. Asked for where events have names."""
+    def silence(self) -> Iterator[Event]:
+        """Events of an opened stream for while nothing is new, for clients that pass over comments."""
         ...
 
     def failure(self, error: Event) -> Event:

@@ -65,22 +65,23 @@ class _Stream:
         yield b"".join(map(self._frame, answer.closing(generation.usage))) + answer.framing.end
 
     def silence(self) -> bytes:
-        """A comment with the progress of the prompt, and an event for clients that wait for one."""
+        """A comment with the progress of the prompt, and events for clients that wait for some."""
         comment = f": {self._generation.progress}\n\n".encode()
-        if not self._answer.framing.is_named:
-            return comment
         # The opening first: events are numbered in the order they are asked for.
-        return b"".join(self._open()) + comment + self._frame(self._answer.silence())
+        return self._named_opening() + comment + b"".join(map(self._frame, self._answer.silence()))
 
     def failure(self, error: Exception) -> bytes:
         """The error as this API has it."""
         framing = self._answer.framing
-        opening = b"".join(self._open()) if framing.is_named else b""
-        return opening + self._frame(self._answer.failure(framing.error_shape(error))) + framing.end
+        return self._named_opening() + self._frame(self._answer.failure(framing.error_shape(error))) + framing.end
 
     def close(self) -> None:
         """Abort what still runs."""
         self._generation.close()
+
+    def _named_opening(self) -> bytes:
+        """What has to stand before events that have names, if it was not sent yet."""
+        return b"".join(self._open()) if self._answer.framing.is_named else b""
 
     def _open(self) -> Iterator[bytes]:
         if not self._is_open:

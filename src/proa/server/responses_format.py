@@ -51,9 +51,9 @@ class ResponsesFormat:
         response = self._final(usage)
         yield self._numbered({"type": f"response.{response['status']}", "response": response})
 
-    def silence(self) -> Event:
+    def silence(self) -> Iterator[Event]:
         """Codex counts events, not comments, as signs of life."""
-        return self._numbered({"type": "response.in_progress", "response": self._response("in_progress")})
+        yield self._numbered({"type": "response.in_progress", "response": self._response("in_progress")})
 
     def failure(self, error: Event) -> Event:
         """The response with what there is of it, and the error."""

@@ -83,16 +83,17 @@ class Reasoning(_Text):
         return super().closed(status, **extra)
 
 
+def _begun_call(kind: str, item_id: str, call_id: str, ref: ToolRef, field: str) -> Event:
+    """The item of a call of `ref` whose text, in `field`, is to come."""
+    item = {"id": item_id, "type": kind, "status": "in_progress", "call_id": call_id, "name": ref.name, field: ""}
+    return item if ref.namespace is None else {**item, "namespace": ref.namespace}
+
+
 class FunctionCall:
     """A call of a function."""
 
     def __init__(self, item_id: str, call_id: str, ref: ToolRef) -> None:
-        self._item: dict[str, Any] = {
-            "id": item_id, "type": "function_call", "status": "in_progress", "call_id": call_id, "name": ref.name,
-            "arguments": "",
-        }  # fmt: skip
-        if ref.namespace is not None:
-            self._item["namespace"] = ref.namespace
+        self._item = _begun_call("function_call", item_id, call_id, ref, "arguments")
         self._texts: list[str] = []
 
     def opened(self) -> Iterator[Event]:
@@ -115,12 +116,7 @@ class CustomCall:
     """A call of a free-text tool. Its text is known at the end, when the JSON around it is."""
 
     def __init__(self, item_id: str, call_id: str, ref: ToolRef) -> None:
-        self._item: dict[str, Any] = {
-            "id": item_id, "type": "custom_tool_call", "status": "in_progress", "call_id": call_id, "name": ref.name,
-            "input": "",
-        }  # fmt: skip
-        if ref.namespace is not None:
-            self._item["namespace"] = ref.namespace
+        self._item = _begun_call("custom_tool_call", item_id, call_id, ref, "input")
         self._texts: list[str] = []
 
     def opened(self) -> Iterator[Event]:
