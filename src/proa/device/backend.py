@@ -15,7 +15,7 @@ import torch
 from proa.native.runtime import CpuRuntime
 from proa.weights.raw_linear import RawLinear
 
-__all__ = ["Device", "HeadsWeight", "Weight"]
+__all__ = ["Device", "GatedProduct", "HeadsWeight", "Weight"]
 
 
 class Weight(Protocol):
@@ -52,6 +52,13 @@ class HeadsWeight(Protocol):
         """On a GPU: bf16 `[heads, out, in]`, as many tokens are multiplied with."""
 
 
+class GatedProduct(Protocol):
+    """Joins gate and up. The formulas of `gating` are those of `proa.layers.mlp.Activation`."""
+
+    def __call__(self, gate_up: torch.Tensor, out: torch.Tensor, *, gating: str, limit: float, alpha: float) -> None:
+        """The halves of the columns of `gate_up` `[T, 2 I]` into `out` `[T, I]`."""
+
+
 class Device(Protocol):
     """Operations of the trunk. Index tensors are int32; all tensors lie on `torch_device`."""
 
@@ -67,8 +74,8 @@ class Device(Protocol):
         """The threads of the CPU, for experts there and for packing."""
 
     @property
-    def fuses_mlps(self) -> bool:
-        """Whether gated MLPs are expert layers of one expert instead of two linears and `gated_product`."""
+    def gated_product(self) -> GatedProduct | None:
+        """What a gated MLP of two linears has between them; None: it is an expert layer of one expert instead."""
 
     def place(self, values: torch.Tensor) -> torch.Tensor:
         """`values` of a norm, bias or rotary table on the device."""
@@ -112,14 +119,6 @@ class Device(Protocol):
         interleaved: bool = False,
     ) -> None:
         """Rotates dims `offset .. offset + R` of each head of x `[T, heads, D]` in place; cos, sin `[P, R / 2]`."""
-
-    def gated_product(
-        self, gate_up: torch.Tensor, out: torch.Tensor, *, gating: str, limit: float, alpha: float
-    ) -> None:
-        """Joins gate and up, the halves of the columns of `gate_up` `[T, 2 I]`, into `out` `[T, I]`.
-
-        The formulas of `gating` are those of `proa.layers.mlp.Activation`.
-        """
 
     def route(
         self,

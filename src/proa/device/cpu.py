@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from proa.device.backend import HeadsWeight, Weight
+from proa.device.backend import GatedProduct, HeadsWeight, Weight
 from proa.native import ops
 from proa.native.ops import PackedWeight
 from proa.native.runtime import CpuRuntime
@@ -24,7 +24,7 @@ class CpuDevice:
 
     name = "cpu"
     torch_device = _CPU
-    fuses_mlps = True
+    gated_product: GatedProduct | None = None
 
     def __init__(self, runtime: CpuRuntime) -> None:
         self.runtime = runtime
@@ -52,11 +52,6 @@ class CpuDevice:
 
     def pack_heads(self, raws: Sequence[RawLinear]) -> HeadsWeight:
         return _CpuHeadsWeight(self.runtime, [PackedWeight.pack(self.runtime.pool, raw) for raw in raws])
-
-    def gated_product(
-        self, gate_up: torch.Tensor, out: torch.Tensor, *, gating: str, limit: float, alpha: float
-    ) -> None:
-        raise NotImplementedError("expert layers join gate and up themselves")
 
 
 class _CpuWeight:

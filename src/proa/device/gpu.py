@@ -66,7 +66,6 @@ class GpuDevice:
     """
 
     name = "cuda"
-    fuses_mlps = False
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from proa.core.errors import UnsupportedError
+from proa.device.backend import GatedProduct
 from proa.layers.linear import Linear
 from proa.layers.parameters import ParameterReader
 from proa.layers.workspace import Workspace
@@ -118,12 +119,13 @@ def load_mlp(
     names: MlpNames,
 ) -> GatedMLP:
     """Reads `{prefix}.{gate,up,down}` into the form the device of the trunk computes fastest."""
-    if not reader.device.fuses_mlps:
+    gated_product = reader.device.gated_product
+    if gated_product is not None:
         widths = [intermediate, intermediate]
         sides = [f"{prefix}.{names.gate}", f"{prefix}.{names.up}"]
         gate_up = Linear.load(reader, sides, out_features=widths, in_features=hidden)
         down = Linear.load(reader, [f"{prefix}.{names.down}"], out_features=[hidden], in_features=intermediate)
-        return _LinearMlp(gate_up, down, activation, workspace)
+        return _LinearMlp(gate_up, down, activation, gated_product, workspace)
     experts = load_experts(
         reader,
         [prefix],
@@ -165,11 +167,13 @@ class _LinearMlp:
 
     __slots__ = ("_activation", "_down", "_gate_up", "_gated_product", "_workspace", "nbytes")
 
-    def __init__(self, gate_up: Linear, down: Linear, activation: Activation, workspace: Workspace) -> None:
+    def __init__(
+        self, gate_up: Linear, down: Linear, activation: Activation, gated_product: GatedProduct, workspace: Workspace
+    ) -> None:
         self._gate_up = gate_up
         self._down = down
         self._activation = activation
-        self._gated_product = workspace.device.gated_product
+        self._gated_product = gated_product
         self._workspace = workspace
         self.nbytes = gate_up.nbytes + down.nbytes
         mlp_rows(workspace, down.in_features, workspace.max_tokens)  # takes the memory now
