@@ -73,6 +73,7 @@ def test_honoured_flags_reach_their_fields():
         "--gpu-experts": 8,
         "--gpu-prefill-threshold": 400,
         "--chunked-prefill-size": 16384,
+        "--prefill-max-requests": 2,
         "--chat-template": Path("/opt/templates/Kimi-K2.7-Default.jinja"),
         "--tool-call-parser": "kimi_k2",
         "--reasoning-parser": "kimi_k2",

@@ -6,7 +6,7 @@ A wrong slot, block table, position or reused block changes the tokens. Special 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import numpy as np
 import torch
@@ -51,6 +51,16 @@ class FakeModel:
         return ExpertTraffic(1000 * len(self.forwards), 0.002 * len(self.forwards))
 
     def forward(self, batch: ForwardBatch, kv: KVPool, still_wanted: StillWanted | None = None) -> torch.Tensor:
+        layers = self.layers(batch, kv, still_wanted)
+        while True:
+            try:
+                next(layers)
+            except StopIteration as end:
+                return end.value
+
+    def layers(
+        self, batch: ForwardBatch, kv: KVPool, still_wanted: StillWanted | None = None
+    ) -> Generator[float, None, torch.Tensor]:
         tokens = batch.token_ids.numpy()
         if (tokens == SLOW).any():
             time.sleep(0.05)
@@ -61,9 +71,10 @@ class FakeModel:
         values[slots, 0] = tokens
         if (tokens == RAISE).any():
             raise RuntimeError("the fake model was told to fail")
-        for _ in range(NUM_LAYERS):
+        for done in range(NUM_LAYERS):
             if (batch.token_ids == LONG).any():
                 time.sleep(0.05)
+            yield done / NUM_LAYERS
             wanted = None if still_wanted is None else still_wanted()
             if wanted is not None:
                 batch = batch.select(wanted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
 from fake_model import LAYOUT, FakeModel
@@ -34,6 +35,8 @@ def fake_engine(
     num_blocks: int = 64,
     max_model_len: int = 512,
     load_vocabulary: Callable[[], Vocabulary] | None = None,
+    model: FakeModel | None = None,
+    clock: Callable[[], float] = perf_counter,
     **config: Any,
 ) -> Harness:
     """A small engine around the fake model."""
@@ -46,15 +49,16 @@ def fake_engine(
         max_model_len=min(max_model_len, num_blocks * engine_config.block_size),
         notes={},
     )
-    return Harness(engine_config, LoadedModel(FakeModel(), LAYOUT, plan, (EOS,), load_vocabulary=load_vocabulary))
+    loaded = LoadedModel(model or FakeModel(), LAYOUT, plan, (EOS,), load_vocabulary=load_vocabulary)
+    return Harness(engine_config, loaded, clock)
 
 
 class Harness:
     """An engine in this process and everything it answered, by rid."""
 
-    def __init__(self, config: EngineConfig, loaded: LoadedModel) -> None:
+    def __init__(self, config: EngineConfig, loaded: LoadedModel, clock: Callable[[], float] = perf_counter) -> None:
         self.model: Any = loaded.model
-        self.engine = build_engine(config, loaded)
+        self.engine = build_engine(config, loaded, clock=clock)
         self.results: dict[str, Result] = {}
         self.progress: list[tuple[str, int]] = []
 

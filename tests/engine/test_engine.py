@@ -51,22 +51,6 @@ def test_prefill_chunks_run_beside_decode() -> None:
     assert harness.results["long"].tokens == greedy(prompt(2, 100), 2)
 
 
-def test_a_slow_machine_computes_less_of_a_prompt_beside_decoding_sequences() -> None:
-    harness = fake_engine(chunked_prefill_size=64)
-    harness.submit("decoding", prompt(1, 4), max_tokens=30)
-    harness.step()
-    harness.engine._pace.observe(64, 10.0)
-    harness.submit("long", prompt(2, 100), max_tokens=2)
-    harness.run()
-    # The model is fast again, so the size grows back.
-    assert harness.model.forwards[1] == 16 + 1 and max(harness.model.forwards) == 64 + 1
-    assert harness.results["long"].tokens == greedy(prompt(2, 100), 2)
-
-    harness.engine._pace.observe(64, 10.0)
-    harness.generate(prompt(3, 100), "alone", max_tokens=1)
-    assert harness.model.forwards[-2:] == [64, 36]
-
-
 def test_cached_prefix_gives_the_same_tokens_and_is_counted() -> None:
     harness = fake_engine()
     base = prompt(3, 21)

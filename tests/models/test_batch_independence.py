@@ -87,6 +87,44 @@ def test_sequences_that_leave_between_layers_change_no_bit(variant, make_case):
     assert nothing.shape == (0, VOCAB)
 
 
+@covering
+def test_forwards_between_the_layers_of_another_change_no_bit(variant, make_case):
+    """While a chunk stands between two layers, answers take steps of one token and two prompts are computed whole."""
+    model = make_case(variant).model
+    long, answers = prompt(1), [prompt(seed, 12) for seed in (2, 3)]
+    pager = Pager(model, num_blocks=32)
+    sequences = [pager.sequence(12) for _ in answers]
+    between = iter(range(1000))
+
+    class Interleaved:
+        layout = model.layout
+
+        def forward(self, batch, kv, still_wanted=None):
+            layers = model.layers(batch, kv, still_wanted)
+            while True:
+                try:
+                    share = next(layers)
+                except StopIteration as end:
+                    return end.value
+                assert 0 < share < 1
+                place = next(between)
+                if place % 2:
+                    ids = prompt(100 + place, 17)
+                    assert torch.equal(in_one_forward(model, ids), in_one_forward(model, ids))
+                pager.model = model
+                pager.forward([(s, ids[place : place + 1]) for s, ids in zip(sequences, answers, strict=True)])
+
+    pager.model = Interleaved()
+    sequence = pager.sequence(LENGTH)
+    for part in long.split(20):
+        pager.model = Interleaved()
+        pager.forward([(sequence, part)])
+    assert next(between) >= 2
+    assert torch.equal(all_logits(sequence), in_one_forward(model, long))
+    for ids, answer in zip(answers, sequences, strict=True):
+        assert torch.equal(all_logits(answer), in_one_forward(model, ids)[: answer.length])
+
+
 def test_logits_of_chosen_rows_only(make_case):
     model = make_case(VARIANTS[0]).model
     ids = prompt(1)

@@ -58,11 +58,14 @@ FOREIGN: tuple[ForeignFlag, ...] = (
     ForeignFlag(("--trust-remote-code",), 0, "proa never runs code from a model directory, and needs none"),
     ForeignFlag(("--sleep-on-idle",), 0, "an idle engine always sleeps"),
     ForeignFlag(("--enable-metrics",), 0, "/metrics is always on"),
-    ForeignFlag(("--enable-mixed-chunk",), 0, "prefill chunks and decode tokens always share a forward pass"),
+    ForeignFlag(
+        ("--enable-mixed-chunk",),
+        0,
+        "short passes over prompts take decode tokens along; between the layers of long ones decode steps run",
+    ),
     ForeignFlag(
         ("--disable-chunked-prefix-cache",), 0, "there is one prefix cache; --disable-radix-cache turns it off"
     ),
-    ForeignFlag(("--prefill-max-requests",), 1, "a forward pass takes as many prompts as fit --chunked-prefill-size"),
     ForeignFlag(("--disable-shared-experts-fusion",), 0, "shared experts are never fused with routed ones"),
     ForeignFlag(("--tensor-parallel-size", "--tp-size", "--tp"), 1, _ONE_MACHINE),
     ForeignFlag(("--data-parallel-size", "--dp-size", "--dp"), 1, _ONE_MACHINE),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 
 import torch
 
@@ -55,8 +56,11 @@ def max_forward_tokens(config: EngineConfig) -> int:
     return config.chunked_prefill_size + config.max_running_requests
 
 
-def build_engine(config: EngineConfig, loaded: LoadedModel) -> Engine:
-    """Put the parts together; in RAM the KV cache takes address space now and memory when used."""
+def build_engine(config: EngineConfig, loaded: LoadedModel, *, clock: Callable[[], float] = perf_counter) -> Engine:
+    """Put the parts together; in RAM the KV cache takes address space now and memory when used.
+
+    `clock`: seconds, by which prefill and decode take turns.
+    """
     plan = loaded.plan
     pool = KVPool(loaded.layout, plan.num_blocks, plan.block_size, plan.dtype, loaded.device)
     manager = KVManager(plan.num_blocks, plan.block_size, prefix_cache=not config.disable_radix_cache)
@@ -69,8 +73,7 @@ def build_engine(config: EngineConfig, loaded: LoadedModel) -> Engine:
         max_blocks=max_blocks,
         graphs=None if loaded.capture is None else loaded.capture(pool, max_blocks),
     )
-    pace = PrefillPace(config.chunked_prefill_size)
-    scheduler = Scheduler(manager, pace, max_running=config.max_running_requests)
+    scheduler = Scheduler(manager, max_running=config.max_running_requests, max_prompts=config.prefill_max_requests)
     grammars = None if loaded.load_vocabulary is None else GrammarWorker(loaded.load_vocabulary)
     if grammars is not None:
         grammars.prepare()
@@ -78,10 +81,12 @@ def build_engine(config: EngineConfig, loaded: LoadedModel) -> Engine:
         runner=runner,
         manager=manager,
         scheduler=scheduler,
-        pace=pace,
+        pace=PrefillPace(None if config.max_decode_gap_ms is None else config.max_decode_gap_ms / 1e3),
+        max_prompt_tokens=config.chunked_prefill_size,
         vocab_size=loaded.model.vocab_size,
         eos_token_ids=loaded.eos_token_ids,
         max_model_len=plan.max_model_len,
         grammars=grammars,
         random_seed=config.random_seed,
+        clock=clock,
     )

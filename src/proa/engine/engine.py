@@ -18,7 +18,7 @@ from proa.engine.device_sampler import Drawable
 from proa.engine.grammar_worker import GrammarWaiters, GrammarWorker
 from proa.engine.prefill_pace import PrefillPace
 from proa.engine.request import Request
-from proa.engine.runner import Runner
+from proa.engine.runner import PrefillPass, Runner
 from proa.engine.sampler import Draw, draw
 from proa.engine.scheduler import Chunk, Scheduler
 from proa.ipc.messages import EngineStats, Generate, PrefillProgress, StepOutput, TokenOutput
@@ -27,6 +27,9 @@ from proa.kvcache.manager import KVManager
 __all__ = ["Engine"]
 
 logger = logging.getLogger("proa.engine")
+
+# How often the layers of a pass are told as progress.
+_PROGRESS_S = 0.5
 
 # A chunk and what its token is drawn from, None unless it draws.
 _Computed = tuple[Chunk, Drawable | None]
@@ -42,17 +45,25 @@ class Engine:
         manager: KVManager,
         scheduler: Scheduler,
         pace: PrefillPace,
+        max_prompt_tokens: int,
         vocab_size: int,
         eos_token_ids: Sequence[int],
         max_model_len: int,
         grammars: GrammarWorker | None = None,
         random_seed: int | None = None,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
-        """`grammars`: compiles constraints; None: those with a grammar are refused."""
+        """`max_prompt_tokens`: of a pass. `grammars`: compiles constraints; None: those with a grammar are refused."""
         self._runner = runner
+        self._clock = clock
         self._manager = manager
         self._scheduler = scheduler
         self._pace = pace
+        self._max_prompt_tokens = max_prompt_tokens
+        self._pass: PrefillPass | None = None
+        # Of a pass that failed: each is tried alone.
+        self._suspects: list[Chunk] = []
+        self._told = 0.0  # when progress was
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
         self._max_model_len = max_model_len
@@ -81,7 +92,7 @@ class Engine:
     @property
     def has_outputs(self) -> bool:
         """Whether `take_outputs` would return any."""
-        return bool(self._outbox)
+        return bool(self._outbox or self._progress)
 
     def submit(self, message: Generate) -> None:
         """Queue a sequence. One that cannot run is answered with an error in the next step."""
@@ -143,27 +154,113 @@ class Engine:
         return True
 
     def step(self, poll: Callable[[], None] | None = None) -> StepOutput:
-        """Run one forward pass and draw tokens; what was queued since the last step comes with it.
+        """Compute prompts as far as running answers let them, or a decode step; draw tokens.
 
-        `poll` is called between the layers of the forward and may submit, abort, flush and take outputs: an aborted
-        sequence leaves the pass there.
+        What was queued since the last step comes with it. `poll` is called between layers and may submit, abort,
+        flush and take outputs: an aborted sequence leaves the forward there.
         """
-        started = perf_counter()
+        started = self._clock()
+        self._schedule_ms = 0.0
         self.admit()
-        chunks = self._scheduler.schedule()
-        assert chunks or not self._requests, "requests are left but nothing is scheduled"
-        scheduled = perf_counter()
-        computed = self._forward(chunks, poll) if chunks else []
-        forwarded = perf_counter()
-        if all(chunk.live for chunk in chunks):
-            self._pace.observe(sum(chunk.count for chunk in chunks if chunk.count > 1), forwarded - scheduled)
+        computed = self._compute(poll)
+        forwarded = self._clock()
         for chunk, logits in computed:
             self._advance(chunk, logits)
-        ended = perf_counter()
-        self._schedule_ms = (scheduled - started) * 1e3
+        ended = self._clock()
         self._sample_ms = (ended - forwarded) * 1e3
         self._step_ms = (ended - started) * 1e3
         return self.take_outputs()
+
+    def _compute(self, poll: Callable[[], None] | None) -> list[_Computed]:
+        """The chunks of a pass that has ended, or of a decode step if there is anything to decode."""
+        if self._pass is None:
+            chunks = self._scheduled(self._next_prompts)
+            count = sum(chunk.count for chunk in chunks)
+            if chunks and self._pace.is_short(count):
+                return self._prompts_and_answers(chunks, poll)
+            if chunks:
+                self._pass, self._told = self._runner.begin(chunks, poll), self._clock()
+        while self._pass is not None and not (self._scheduler.is_decoding and self._pace.is_due(self._clock())):
+            computed = self._next_layer(self._pass)
+            if computed is not None:
+                return computed
+        chunks = self._scheduled(self._scheduler.decode)
+        if not chunks:
+            assert self._pass or not self._requests, "requests are left but nothing is scheduled"
+            return []
+        started = self._clock()
+        computed = self._forward(chunks, poll)
+        now = self._clock()
+        self._pace.answered(now, now - started)
+        return computed
+
+    def _scheduled(self, schedule: Callable[[], list[Chunk]]) -> list[Chunk]:
+        started = self._clock()
+        chunks = schedule()
+        self._schedule_ms += (self._clock() - started) * 1e3
+        return chunks
+
+    def _next_prompts(self) -> list[Chunk]:
+        """Chunks of the next pass."""
+        while self._suspects:
+            suspect = self._suspects.pop()
+            if suspect.live:
+                return [suspect]
+        return self._scheduler.prefill(self._max_prompt_tokens)
+
+    def _prompts_and_answers(self, prompts: list[Chunk], poll: Callable[[], None] | None) -> list[_Computed]:
+        """A pass that ends before running answers are due takes their next tokens along."""
+        answers = self._scheduled(self._scheduler.decode)
+        chunks = answers + [chunk for chunk in prompts if chunk.live]  # one may have been preempted
+        started = self._clock()
+        computed = self._forward(chunks, poll)
+        now = self._clock()
+        self._pace.pass_done(sum(chunk.count for chunk in chunks), now - started)
+        self._pace.answered(now)
+        return computed
+
+    def _next_layer(self, running: PrefillPass) -> list[_Computed] | None:
+        """Computes a layer of the pass; its chunks after the last one.
+
+        A pass that fails is tried again chunk by chunk. It only writes the sequences' own slots, so doing it twice is
+        harmless, and the others lose time and not their answer.
+        """
+        started = self._clock()
+        try:
+            drawables = running.advance()
+        except Exception as error:  # noqa: BLE001
+            self._pass = None
+            live = [chunk for chunk in running.chunks if chunk.live]
+            if len(running.chunks) > 1:
+                logger.warning("a pass over %d prompts failed, trying them one by one: %s", len(live), error)
+                self._suspects = live[::-1]
+            else:
+                for chunk in live:
+                    self._fail(chunk, error)
+            return []
+        seconds = self._clock() - started
+        running.seconds += seconds
+        self._pace.layer_done(seconds)
+        if drawables is None:
+            self._tell_progress(running)
+            return None
+        self._pass = None
+        live = [chunk for chunk in running.chunks if chunk.live]
+        if len(live) == len(running.chunks):
+            self._pace.pass_done(running.num_tokens, running.seconds)
+        if not self._scheduler.is_decoding:
+            self._pace.answered(self._clock())  # those whose prompt this was are the only ones
+        return _with_logits(live, drawables)
+
+    def _tell_progress(self, running: PrefillPass) -> None:
+        """Within a pass tokens count in proportion to the layers they have been through."""
+        now = self._clock()
+        if now - self._told >= _PROGRESS_S:
+            self._told = now
+            for chunk in running.chunks:
+                if chunk.live:
+                    done = chunk.start + int(chunk.count * running.share_done)
+                    self._progress.append(PrefillProgress(chunk.request.rid, done))
 
     def take_outputs(self) -> StepOutput:
         """What was queued and not taken yet."""
@@ -214,8 +311,7 @@ class Engine:
     def _forward(self, chunks: list[Chunk], poll: Callable[[], None] | None) -> list[_Computed]:
         """Each chunk with its logits. Sequences that are aborted meanwhile or whose forward fails are left out.
 
-        A failing batch is run again sequence by sequence: a forward only writes the sequences' own slots, so doing it
-        twice is harmless, and the others lose a step and not their answer.
+        A failing batch is run again sequence by sequence, as a failing pass is.
         """
         try:
             logits = self._runner.forward(chunks, poll)

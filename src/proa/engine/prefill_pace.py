@@ -1,58 +1,90 @@
-"""How many prompt tokens a step computes, so that answers beside a long prompt keep flowing."""
+"""When running answers get their next token while prompts are computed."""
 
 from __future__ import annotations
 
-__all__ = ["PrefillPace"]
+__all__ = ["PrefillPace", "share_tokens"]
 
-# A step beside decoding sequences should end by then: it is the pause between two of their tokens.
-_STEP_S = 0.5
-# Chunks below this are all overhead.
-_MIN_TOKENS = 16
-# A smaller chunk is not worth it below this share of the full chunk's tokens per second.
-_MIN_RATE = 0.5
+# A step to the running answers costs a prompt about a quarter of its time, as far as these allow.
+_DECODE_STEPS = 4
+_AUTO_GAP_S = (0.2, 0.5)
+# What an estimate keeps of a longer one before it: a hiccup is forgotten, the slower of two kinds of layers is not.
+_KEPT = 0.7
+# A pass that is expected to end in this part of the gap takes the running answers along.
+_SHORT = 0.5
 
 
 class PrefillPace:
-    """The full chunk for prompts alone; beside decoding sequences the largest half, quarter, .. done in half a second.
+    """Decides between layers of a prefill pass whether running answers are due, and which passes take them along.
 
-    How long a chunk takes depends on machine, model and context, so it is measured as chunks are computed. Small chunks
-    are not always the answer: a step of a large model reads nearly all experts for few tokens as for many, and halving
-    the chunk would halve the prompt's speed and shorten no pause. Sizes found to be like that are left out.
+    Their tokens come at most `max_gap_s` apart, and a layer more where a layer takes longer than those before it;
+    between two decode steps at least one layer is computed. None: four decode steps, at least 0.2 and at most 0.5 s.
+    Times are measured as steps are computed: they depend on machine, model and context. `now`: seconds of any clock.
     """
 
-    def __init__(self, max_tokens: int) -> None:
-        self._sizes = [max_tokens]
-        while self._sizes[-1] // 2 >= _MIN_TOKENS:
-            self._sizes.append(self._sizes[-1] // 2)
-        # Tokens per second by size, as far as tried.
-        self._rates: dict[int, float] = {}
-        self._size = max_tokens
+    def __init__(self, max_gap_s: float | None = None) -> None:
+        self._max_gap_s = max_gap_s
+        self._decode_s = 0.0
+        self._layer_s = 0.0
+        self._layers = 0  # since running answers got a token
+        self._last = float("-inf")  # when they did
+        # By the number of bits of the token count: tokens and seconds of the latest pass.
+        self._passes: dict[int, tuple[int, float]] = {}
 
-    def tokens(self, *, beside_decoding: bool) -> int:
-        """Prompt tokens of the next step."""
-        return self._size if beside_decoding else self._sizes[0]
+    @property
+    def gap_s(self) -> float:
+        """The bound."""
+        if self._max_gap_s is not None:
+            return self._max_gap_s
+        low, high = _AUTO_GAP_S
+        return min(high, max(low, _DECODE_STEPS * self._decode_s))
 
-    def observe(self, tokens: int, seconds: float) -> None:
-        """A step computed `tokens` of prompts in `seconds`; counts when that was a full chunk of some size."""
-        if tokens not in self._sizes:
-            return
-        rate = tokens / max(seconds, 1e-6)
-        # Longer context or a busier machine slows down all sizes alike, and no size is slower than a smaller one.
-        change = rate / self._rates.get(tokens, rate)
-        self._rates = {size: max(known * change, rate if size > tokens else 0.0) for size, known in self._rates.items()}
-        self._rates[tokens] = rate
-        self._size = self._best()
+    def is_due(self, now: float) -> bool:
+        """Whether running answers come before the next layer."""
+        return self._layers > 0 and now - self._last + self._layer_s + self._decode_s > self.gap_s
 
-    def _best(self) -> int:
-        full = self._rates.get(self._sizes[0])
-        if full is None:
-            return self._sizes[0]
-        best, rate = self._sizes[0], full
-        for size in self._sizes:
-            rate = self._rates.get(size, rate)  # not tried yet: as fast as the next larger one
-            if rate < full * _MIN_RATE:
-                break
-            best = size
-            if size <= rate * _STEP_S:
-                break
-        return best
+    def is_short(self, tokens: int) -> bool:
+        """Whether a pass of `tokens` tokens is expected to end well within the gap."""
+        seconds = self._expected(tokens)
+        return seconds is not None and seconds + self._decode_s <= _SHORT * self.gap_s
+
+    def answered(self, now: float, decode_s: float | None = None) -> None:
+        """All running answers have just got a token; `decode_s`: of a step that computed nothing else."""
+        self._last, self._layers = now, 0
+        if decode_s is not None:
+            self._decode_s = max(decode_s, _KEPT * self._decode_s)
+
+    def layer_done(self, seconds: float) -> None:
+        """A layer of a pass took so long."""
+        self._layers += 1
+        self._layer_s = max(seconds, _KEPT * self._layer_s)
+
+    def pass_done(self, tokens: int, seconds: float) -> None:
+        """All layers of a pass of `tokens` tokens took so long, decode steps between them not counted."""
+        self._passes[tokens.bit_length()] = (tokens, seconds)
+
+    def _expected(self, tokens: int) -> float | None:
+        """Seconds of a pass, at most: those of a larger one, or of a smaller one times its tokens."""
+        larger = [(known, seconds) for known, seconds in self._passes.values() if known >= tokens]
+        if larger:
+            return min(larger)[1]
+        known, seconds = max(self._passes.values(), default=(0, 0.0))
+        return seconds * tokens / known if known else None
+
+
+def share_tokens(budget: int, wanted: list[int]) -> list[int]:
+    """How `budget` prompt tokens of a pass are given to prompts that lack `wanted`, the oldest first.
+
+    Half goes to the oldest, so that it is done after at most twice the passes it would need alone; the rest to those
+    that lack least, so that a short prompt is in the next pass whatever the length of the others; what they leave, to
+    the oldest again.
+    """
+    if not wanted:
+        return []
+    counts = [0] * len(wanted)
+    counts[0] = min(wanted[0], -(-budget // 2))
+    left = budget - counts[0]
+    for index in sorted(range(1, len(wanted)), key=lambda i: wanted[i]):
+        counts[index] = min(wanted[index], left)
+        left -= counts[index]
+    counts[0] += min(wanted[0] - counts[0], left)
+    return counts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -15,7 +15,7 @@ from proa.engine.scheduler import Chunk
 from proa.kvcache.pool import KVPool
 from proa.moe.traffic import ExpertTraffic
 
-__all__ = ["ForwardModel", "Runner", "StepGraphs"]
+__all__ = ["ForwardModel", "PrefillPass", "Runner", "StepGraphs"]
 
 
 class ForwardModel(Protocol):
@@ -34,6 +34,12 @@ class ForwardModel(Protocol):
         """Logits [L, vocab] float32 of the rows `batch.logit_rows`, without those `still_wanted` left out meanwhile."""
         ...
 
+    def layers(
+        self, batch: ForwardBatch, kv: KVPool, still_wanted: StillWanted | None = None
+    ) -> Generator[float, None, torch.Tensor]:
+        """The same, stopping between layers with the share of them that is done; short forwards may run there."""
+        ...
+
 
 class StepGraphs(Protocol):
     """Recorded forwards of some kinds of batches."""
@@ -46,7 +52,7 @@ class StepGraphs(Protocol):
 
 
 class Runner:
-    """Owns the batch buffers; a batch's tensors are views of them, valid until the next `forward`."""
+    """Owns the batch buffers; a batch's tensors are views of them, valid until the next forward or pass."""
 
     def __init__(
         self,
@@ -61,7 +67,8 @@ class Runner:
         self._model = model
         self._graphs = graphs
         self._pool = pool
-        self._indices = _IndexBuffer(4 * max_tokens + max_running + max_running * max_blocks, pool.device)
+        size = 4 * max_tokens + max_running + max_running * max_blocks
+        self._indices, self._pass_indices = (_IndexBuffer(size, pool.device) for _ in range(2))
 
     @property
     def expert_traffic(self) -> ExpertTraffic:
@@ -75,26 +82,35 @@ class Runner:
         `poll` is called between layers. Chunks of requests it ends are not computed further.
         """
         with torch.inference_mode():
-            logits = self._logits(self._build(chunks), None if poll is None else _Watch(chunks, poll))
-            drawing = [chunk for chunk in chunks if chunk.draws and chunk.live]
-            expected = (len(drawing), self._model.vocab_size)
-            assert tuple(logits.shape) == expected and logits.dtype == torch.float32, (logits.shape, expected)
-            if logits.device.type == "cpu":
-                rows: NDArray[np.float32] = logits.numpy()
-                return list(rows)
-            return draw_on_device(logits, [chunk.request for chunk in drawing])
+            return self._drawables(chunks, self._logits(self._build(chunks, self._indices), _watch(chunks, poll)))
+
+    def begin(self, chunks: Sequence[Chunk], poll: Callable[[], None] | None = None) -> PrefillPass:
+        """The same layer by layer: `forward` of decoding sequences may be called in between. One at a time."""
+        with torch.inference_mode():
+            batch = self._build(chunks, self._pass_indices)
+            layers = self._model.layers(batch, self._pool, _watch(chunks, poll))
+        return PrefillPass(chunks, layers, self._drawables)
+
+    def _drawables(self, chunks: Sequence[Chunk], logits: torch.Tensor) -> Sequence[Drawable]:
+        drawing = [chunk for chunk in chunks if chunk.draws and chunk.live]
+        expected = (len(drawing), self._model.vocab_size)
+        assert tuple(logits.shape) == expected and logits.dtype == torch.float32, (logits.shape, expected)
+        if logits.device.type == "cpu":
+            rows: NDArray[np.float32] = logits.numpy()
+            return list(rows)
+        return draw_on_device(logits, [chunk.request for chunk in drawing])
 
     def _logits(self, batch: ForwardBatch, watch: StillWanted | None) -> torch.Tensor:
         if self._graphs is not None and self._graphs.takes(batch):
             return self._graphs.forward(batch)  # a step of few tokens: nobody waits long for its end
         return self._model.forward(batch, self._pool, watch)
 
-    def _build(self, chunks: Sequence[Chunk]) -> ForwardBatch:
+    def _build(self, chunks: Sequence[Chunk], indices: _IndexBuffer) -> ForwardBatch:
         block_size = self._pool.block_size
         tokens = sum(chunk.count for chunk in chunks)
         width = max(len(chunk.table.block_ids) for chunk in chunks)
         num_logits = sum(chunk.draws for chunk in chunks)
-        views = self._indices.take([tokens, tokens, tokens, tokens, num_logits, len(chunks) * width])
+        views = indices.take([tokens, tokens, tokens, tokens, num_logits, len(chunks) * width])
         token_ids, positions, sequence_ids, slots, logit_rows, tables = views
         tables = tables.reshape(len(chunks), width)
         num_single = next((i for i, chunk in enumerate(chunks) if chunk.count > 1), len(chunks))
@@ -116,7 +132,7 @@ class Runner:
                 logit_rows[logit] = end - 1
                 logit += 1
             begin = end
-        sent = self._indices.send()
+        sent = indices.send()
         return ForwardBatch(
             token_ids=sent[0],
             positions=sent[1],
@@ -128,6 +144,35 @@ class Runner:
             num_single=num_single,
             spans=tuple(spans),
         )
+
+
+class PrefillPass:
+    """Prompt tokens on their way through the layers of the model."""
+
+    def __init__(
+        self,
+        chunks: Sequence[Chunk],
+        layers: Generator[float, None, torch.Tensor],
+        finish: Callable[[Sequence[Chunk], torch.Tensor], Sequence[Drawable]],
+    ) -> None:
+        self.chunks = chunks
+        self.share_done = 0.0  # of the layers
+        self.seconds = 0.0  # in them, kept by who calls `advance`
+        self._layers = layers
+        self._finish = finish
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(chunk.count for chunk in self.chunks)
+
+    def advance(self) -> Sequence[Drawable] | None:
+        """Computes the next layer; after the last one what `Runner.forward` returns."""
+        with torch.inference_mode():
+            try:
+                self.share_done = next(self._layers)
+            except StopIteration as end:
+                return self._finish(self.chunks, end.value)
+            return None
 
 
 class _IndexBuffer:
@@ -156,6 +201,10 @@ class _IndexBuffer:
         if self._copied is not None:
             self._copied.record()
         return torch.split(self._device[:total], self._sizes)
+
+
+def _watch(chunks: Sequence[Chunk], poll: Callable[[], None] | None) -> _Watch | None:
+    return None if poll is None else _Watch(chunks, poll)
 
 
 class _Watch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from dataclasses import dataclass
 
-from proa.engine.prefill_pace import PrefillPace
+from proa.engine.prefill_pace import share_tokens
 from proa.engine.request import Request
 from proa.kvcache.manager import BlockTable, KVManager
 
@@ -29,11 +29,12 @@ class Chunk:
 
 
 class Scheduler:
-    """Continuous batching, first come first served.
+    """Continuous batching: what a prefill pass computes, and what a decode step does.
 
-    Every step takes one token of each decoding sequence and as many prompt tokens as `pace` gives of the oldest
-    sequences still in prefill; then waiting requests are admitted while a place, KV blocks for all their tokens and
-    prompt budget are left.
+    A decode step takes one token of each decoding sequence. A pass takes prompt tokens of the running sequences that
+    lack more than one (`share_tokens`), after waiting ones are admitted in order of arrival while a place and KV blocks
+    for all their tokens are left. The engine runs decode steps between the layers of a pass; whoever is preempted then
+    has no live chunk in it any more.
 
     A decoding sequence that needs a block when none can be evicted preempts the youngest one. Reserving blocks for
     prompt + max_tokens instead would never preempt, but clients leave max_tokens at the rest of the context, so one
@@ -46,10 +47,11 @@ class Scheduler:
     running work, and requests behind it may pass.
     """
 
-    def __init__(self, manager: KVManager, pace: PrefillPace, *, max_running: int) -> None:
+    def __init__(self, manager: KVManager, *, max_running: int, max_prompts: int | None = None) -> None:
+        """`max_prompts`: of which a pass computes tokens; None: as many as run."""
         self._manager = manager
-        self._pace = pace
         self._max_running = max_running
+        self._max_prompts = max_running if max_prompts is None else max_prompts
         # Both in order of arrival.
         self.waiting: list[Request] = []
         self.running: list[Request] = []
@@ -73,25 +75,26 @@ class Scheduler:
         self.running.remove(request)
         self._release(request, keep_prefix=keep_prefix)
 
-    def schedule(self) -> list[Chunk]:
-        """Chunks of the next step, oldest sequence first. Empty only when nothing is left to do."""
+    @property
+    def is_decoding(self) -> bool:
+        """Whether a decode step has anything to do."""
+        return any(request.num_remaining == 1 for request in self.running)
+
+    def prefill(self, budget: int) -> list[Chunk]:
+        """Chunks of the next pass, of `budget` tokens at most. Not while another pass is on its way."""
+        self._admit()
+        prompts = [request for request in self.running if request.num_remaining > 1][: self._max_prompts]
+        counts = share_tokens(budget, [request.num_remaining for request in prompts])
+        return [_chunk(request, count) for request, count in zip(prompts, counts, strict=True) if count]
+
+    def decode(self) -> list[Chunk]:
+        """Chunks of the next decode step, oldest sequence first. Sequences in a pass are none of it."""
         chunks: list[Chunk] = []
-        budget = self._pace.tokens(beside_decoding=any(request.num_remaining == 1 for request in self.running))
-        preempted_before = self.num_preempted
         for request in list(self.running):
             if request.table is None:
                 continue  # preempted for an older one in this very loop
-            if request.num_remaining == 1:
-                if not self._make_room(request):
-                    continue
-                count = 1
-            else:
-                count = min(request.num_remaining, budget)
-                budget -= count
-            if count:
-                chunks.append(_chunk(request, count))
-        if self.num_preempted == preempted_before:
-            self._admit(chunks, budget)
+            if request.num_remaining == 1 and self._make_room(request):
+                chunks.append(_chunk(request, 1))
         return chunks
 
     def _make_room(self, request: Request) -> bool:
@@ -118,11 +121,12 @@ class Scheduler:
         request.table = None
         request.num_computed = 0
 
-    def _admit(self, chunks: list[Chunk], budget: int) -> None:
+    def _admit(self) -> None:
         """Start waiting requests in order; stop at the first that does not fit."""
+        prompts = sum(request.num_remaining > 1 for request in self.running)
         # At most one look at each place there could be: the queue may be long and every look compares prompts.
         for request in self.waiting[: self._max_running]:
-            if budget == 0 or len(self.running) == self._max_running:
+            if prompts >= self._max_prompts or len(self.running) == self._max_running:
                 return
             if self._prefix_is_coming(request):
                 continue
@@ -138,9 +142,7 @@ class Scheduler:
                 request.cached_tokens = request.num_computed
                 self.num_hit_tokens += request.num_computed
                 self.num_prompt_tokens += request.prompt_len
-            count = min(request.num_remaining, budget)
-            budget -= count
-            chunks.append(_chunk(request, count))
+            prompts += request.num_remaining > 1
 
     def _prefix_is_coming(self, request: Request) -> bool:
         """Whether a running prefill is about to compute a block this request starts with."""

@@ -116,7 +116,7 @@ class Ready(msgspec.Struct, tag="ready", frozen=True, kw_only=True):
 
 
 class PrefillProgress(msgspec.Struct, frozen=True, array_like=True):
-    """A prompt that needs more chunks: how many of its tokens are in the KV cache."""
+    """A prompt on its way: how many of its tokens are done, those of a pass in proportion to the layers done."""
 
     rid: str
     tokens_done: int
@@ -125,7 +125,7 @@ class PrefillProgress(msgspec.Struct, frozen=True, array_like=True):
 class StepOutput(msgspec.Struct, tag="step", frozen=True, omit_defaults=True):
     """All outputs of one engine step; an idle engine sends one with no outputs every second (heartbeat).
 
-    `progress` has the prompts of which the step computed a chunk that is not the last.
+    `progress` has the prompts of which a chunk that is not the last has ended, or that are in a pass, twice a second.
     """
 
     outputs: list[TokenOutput]

@@ -69,16 +69,24 @@ class Workspace:
         value: T = self._shared[name]
         return value
 
-    def rows(self, name: str, tokens: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    def rows(
+        self,
+        name: str,
+        tokens: int,
+        *shape: int,
+        dtype: torch.dtype = torch.float32,
+        capacity: int | None = None,
+    ) -> torch.Tensor:
         """The first `tokens` rows of buffer `name`, `[tokens, *shape]`, contiguous; contents are undefined.
 
-        The buffer is allocated at the first call; later calls must agree on shape and dtype.
+        The buffer is allocated at the first call, with `capacity` rows, None: `max_tokens`; later calls must agree on
+        shape and dtype.
         """
-        return self._rows(self._buffers, self.device.rows, name, tokens, shape, dtype)
+        return self._rows(self._buffers, self.device.rows, name, tokens, shape, dtype, capacity)
 
     def host_rows(self, name: str, tokens: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Like `rows`, in CPU memory that the device copies from and to directly."""
-        return self._rows(self._host_buffers, self.device.host_rows, name, tokens, shape, dtype)
+        return self._rows(self._host_buffers, self.device.host_rows, name, tokens, shape, dtype, None)
 
     def _rows(
         self,
@@ -88,10 +96,12 @@ class Workspace:
         tokens: int,
         shape: tuple[int, ...],
         dtype: torch.dtype,
+        capacity: int | None,
     ) -> torch.Tensor:
         buffer = buffers.get(name)
         if buffer is None:
-            buffer = buffers[name] = allocate(self.max_tokens, *shape, dtype=dtype)
+            buffer = buffers[name] = allocate(capacity or self.max_tokens, *shape, dtype=dtype)
+        assert tokens <= buffer.shape[0], f"workspace buffer {name} of {buffer.shape[0]} rows"
         assert buffer.shape[1:] == shape and buffer.dtype == dtype, f"workspace buffer {name} has two shapes"
         return buffer[:tokens]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +29,8 @@ from proa.moe.traffic import ExpertTraffic
 __all__ = ["Decoder", "DecoderSpec", "gpu_scratch_bytes"]
 
 MAX_CACHED_ROWS = 64
+# Of the largest decode step (engine.config).
+MAX_STEP_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +67,20 @@ class DecoderSpec:
 
 
 class Rows:
-    """Scratch views for T tokens, used by every layer in turn."""
+    """Scratch views for T tokens, used by every layer in turn.
+
+    From one layer to the next only `residual` and `delta` last. `beside`: these are of their own memory, for up to
+    MAX_STEP_TOKENS tokens that run through all layers while others wait between two.
+    """
 
     __slots__ = ("attention", "delta", "moe", "normed", "residual")
 
-    def __init__(self, spec: DecoderSpec, workspace: Workspace, tokens: int) -> None:
-        self.residual = workspace.rows("residual", tokens, spec.hidden)
+    def __init__(self, spec: DecoderSpec, workspace: Workspace, tokens: int, *, beside: bool = False) -> None:
+        capacity = min(MAX_STEP_TOKENS, workspace.max_tokens) if beside else None
+        prefix = "beside." if beside else ""
+        self.residual = workspace.rows(f"{prefix}residual", tokens, spec.hidden, capacity=capacity)
+        self.delta = workspace.rows(f"{prefix}delta", tokens, spec.hidden, capacity=capacity)
         self.normed = workspace.rows("normed", tokens, spec.hidden)
-        self.delta = workspace.rows("delta", tokens, spec.hidden)
         if isinstance(spec.attention, MlaSpec):
             self.attention: GqaRows | MlaRows = MlaRows(spec.attention, workspace, tokens)
         else:
@@ -84,6 +92,7 @@ def gpu_scratch_bytes(spec: DecoderSpec, max_tokens: int, max_positions: int) ->
     """What the scratch of a trunk on a GPU takes there, before it is loaded; the kernels' own is not counted."""
     workspace = measuring_workspace(max_tokens)
     Rows(spec, workspace, max_tokens)
+    Rows(spec, workspace, 1, beside=True)
     workspace.rows("experts.returned", max_tokens, spec.hidden)
     for width in {spec.dense_intermediate, spec.moe.shared_intermediate} - {0}:
         mlp_rows(workspace, width, max_tokens)
@@ -96,7 +105,7 @@ def gpu_scratch_bytes(spec: DecoderSpec, max_tokens: int, max_positions: int) ->
 
 
 class Decoder:
-    """A loaded model. One forward at a time: its scratch is shared."""
+    """A loaded model. One forward at a time: its scratch is shared; short ones may run between those of `layers`."""
 
     def __init__(
         self,
@@ -116,9 +125,11 @@ class Decoder:
         self._layers = layers
         self._norm = norm
         self._head = head
-        self._rows: OrderedDict[int, Rows] = OrderedDict()
+        self._rows: OrderedDict[tuple[int, bool], Rows] = OrderedDict()
+        self._stopped = False  # `layers` is between two
         # Takes all scratch memory now, so that no forward does.
-        self._rows_of(workspace.max_tokens)
+        self._rows_of(workspace.max_tokens, beside=False)
+        self._rows_of(1, beside=True)
 
     @classmethod
     def load(
@@ -184,33 +195,72 @@ class Decoder:
         Rows that `still_wanted`, asked between layers, leaves out are not computed further and have no logits. On the
         CPU a row's logits do not depend on the other rows, bit for bit.
         """
-        rows = self._rows_of(batch.token_ids.shape[0])
+        beside = batch.token_ids.shape[0] <= min(MAX_STEP_TOKENS, self._workspace.max_tokens)
+        assert beside or not self._stopped, "a long forward between the layers of another"
+        layers = self._layers_of(batch, kv, still_wanted, beside=beside)
+        while True:
+            try:
+                next(layers)
+            except StopIteration as end:
+                logits: torch.Tensor = end.value
+                return logits
+
+    def layers(
+        self, batch: ForwardBatch, kv: KVPool, still_wanted: StillWanted | None = None
+    ) -> Generator[float, None, torch.Tensor]:
+        """`forward`, stopping after every layer but the last with the share of layers that is done.
+
+        `forward` of up to MAX_STEP_TOKENS tokens may be called there; what it computes and what comes out here are the
+        same bits as one after the other. On a GPU the layer is done by then. Given up by letting go of it.
+        """
+        layers = self._layers_of(batch, kv, still_wanted, beside=False)
+        device = self._workspace.device.torch_device
+        try:
+            while True:
+                self._stopped = False
+                try:
+                    share = next(layers)
+                except StopIteration as end:
+                    logits: torch.Tensor = end.value
+                    return logits
+                if device.type == "cuda":
+                    torch.cuda.current_stream(device).synchronize()
+                self._stopped = True
+                yield share
+        finally:
+            self._stopped = False
+
+    def _layers_of(
+        self, batch: ForwardBatch, kv: KVPool, still_wanted: StillWanted | None, *, beside: bool
+    ) -> Generator[float, None, torch.Tensor]:
+        rows = self._rows_of(batch.token_ids.shape[0], beside=beside)
         step = self._backend.begin(batch, kv)
         self._embedding.forward(batch.token_ids, rows.residual)
         delta: torch.Tensor | None = None
-        for layer in self._layers[:-1]:
+        for done, layer in enumerate(self._layers[:-1], start=1):
             layer.attend(rows, delta, batch.positions, step)
             layer.feed_forward(rows)
+            yield done / len(self._layers)
             wanted = None if still_wanted is None else still_wanted()
             if wanted is not None:
                 if not wanted.numel():
                     return self._logits(0)
                 wanted = wanted.to(rows.residual.device)
                 batch = batch.select(wanted)
-                rows = self._narrow(rows, wanted)
+                rows = self._narrow(rows, wanted, beside=beside)
                 step = self._backend.begin(batch, kv)
             delta = rows.delta
         self._layers[-1].attend(rows, delta, batch.positions, step)
-        return self._finish(rows, batch.logit_rows)
+        return self._finish(rows, batch.logit_rows, beside=beside)
 
-    def _finish(self, rows: Rows, logit_rows: torch.Tensor) -> torch.Tensor:
+    def _finish(self, rows: Rows, logit_rows: torch.Tensor, *, beside: bool) -> torch.Tensor:
         """After the attention of the last layer, which fills the cache, only rows whose logits are wanted go on."""
         count = logit_rows.shape[0]
         logits = self._logits(count)
         if count == 0:
             return logits
         if count < rows.residual.shape[0]:
-            rows = self._narrow(rows, logit_rows)
+            rows = self._narrow(rows, logit_rows, beside=beside)
         self._layers[-1].feed_forward(rows)
         self._norm.add_forward(rows.residual, rows.delta, rows.normed)
         self._head.forward(rows.normed, logits)
@@ -219,21 +269,21 @@ class Decoder:
     def _logits(self, count: int) -> torch.Tensor:
         return torch.empty(count, self._spec.vocab_size, device=self._workspace.device.torch_device)
 
-    def _narrow(self, rows: Rows, kept: torch.Tensor) -> Rows:
+    def _narrow(self, rows: Rows, kept: torch.Tensor, *, beside: bool) -> Rows:
         """Scratch views whose residual and delta are rows `kept` [K] of those of `rows`."""
         # Copied first: both sets of views begin at the same memory.
         residual, delta = rows.residual.index_select(0, kept), rows.delta.index_select(0, kept)
-        narrowed = self._rows_of(kept.shape[0])
+        narrowed = self._rows_of(kept.shape[0], beside=beside)
         narrowed.residual.copy_(residual)
         narrowed.delta.copy_(delta)
         return narrowed
 
-    def _rows_of(self, tokens: int) -> Rows:
+    def _rows_of(self, tokens: int, *, beside: bool) -> Rows:
         """Views are built once per token count: decode steps repeat few of them."""
-        rows = self._rows.get(tokens)
+        rows = self._rows.get((tokens, beside))
         if rows is None:
             assert 0 < tokens <= self._workspace.max_tokens, f"forward of {tokens} tokens"
-            rows = self._rows[tokens] = Rows(self._spec, self._workspace, tokens)
+            rows = self._rows[tokens, beside] = Rows(self._spec, self._workspace, tokens, beside=beside)
             if len(self._rows) > MAX_CACHED_ROWS:
                 self._rows.popitem(last=False)
         return rows

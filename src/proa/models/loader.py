@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -68,6 +68,11 @@ class Model(Protocol):
 
         Rows that `still_wanted` leaves out between layers are dropped, their logits too.
         """
+
+    def layers(
+        self, batch: ForwardBatch, kv: KVPool, still_wanted: StillWanted | None = None
+    ) -> Generator[float, None, torch.Tensor]:
+        """`forward` layer by layer: see `Decoder.layers`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,186 @@
+"""Long passes over prompts and the answers that go on between their layers, on a clock of their own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator
+
+import pytest
+import torch
+from fake_model import NUM_LAYERS, RAISE, FakeModel, greedy
+from harness import Harness, fake_engine
+
+from proa.attention.batch import ForwardBatch, StillWanted
+from proa.kvcache.pool import KVPool
+
+DECODE_S, LONGEST_LAYER_S = 0.02, 0.09
+
+
+class TimedModel(FakeModel):
+    """A layer of prompts takes up to LONGEST_LAYER_S, a decode step DECODE_S."""
+
+    def __init__(self, layer_s: Callable[[int], float]) -> None:
+        super().__init__()
+        self.now = 0.0
+        self._layer_s = layer_s
+        self.inside = 0  # passes between two layers
+
+    def clock(self) -> float:
+        return self.now
+
+    def forward(self, batch: ForwardBatch, kv: KVPool, still_wanted: StillWanted | None = None) -> torch.Tensor:
+        assert batch.num_single == batch.token_ids.numel(), "prompts of unknown length share no forward"
+        self.now += DECODE_S
+        return super().forward(batch, kv, still_wanted)
+
+    def layers(
+        self, batch: ForwardBatch, kv: KVPool, still_wanted: StillWanted | None = None
+    ) -> Generator[float, None, torch.Tensor]:
+        is_pass = batch.num_single < batch.token_ids.numel()
+        assert not (is_pass and self.inside), "two passes at once"
+        self.inside += is_pass
+        try:
+            layers = super().layers(batch, kv, still_wanted)
+            for layer in range(NUM_LAYERS + 1):
+                self.now += self._layer_s(layer) if is_pass else 0.0
+                try:
+                    yield next(layers)
+                except StopIteration as end:
+                    return end.value
+        finally:
+            self.inside -= is_pass
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return random.Random(seed).choices(range(10, 500), k=length)
+
+
+def timed(layer_s: Callable[[int], float] = lambda _: 0.05, **config: object) -> Harness:
+    model = TimedModel(layer_s)
+    settings = {"num_blocks": 800, "max_model_len": 1500, "chunked_prefill_size": 500, "max_decode_gap_ms": 200.0}
+    return fake_engine(model=model, clock=model.clock, **{**settings, **config})
+
+
+def gaps(harness: Harness, rid: str, until: str) -> list[float]:
+    """Seconds between the tokens of `rid` up to the first of `until`."""
+    times = []
+    while not harness.results[until].tokens:
+        before = len(harness.results[rid].tokens)
+        harness.step()
+        if len(harness.results[rid].tokens) > before:
+            times.append(harness.model.now)
+    times.append(harness.model.now)
+    return [later - sooner for sooner, later in zip(times, times[1:], strict=False)]
+
+
+@pytest.mark.parametrize("kind", ["even", "uneven", "growing"])
+def test_running_answers_wait_no_longer_than_the_gap_and_a_layer(kind: str) -> None:
+    rng = random.Random(0)
+    layer_s = {
+        "even": lambda _: 0.05,
+        "uneven": lambda _: rng.uniform(0.001, LONGEST_LAYER_S),
+        "growing": lambda layer: LONGEST_LAYER_S * layer / NUM_LAYERS,
+    }[kind]
+    harness = timed(layer_s)
+    for i in range(3):
+        harness.submit(f"r{i}", prompt(i, 5), max_tokens=1000)
+    harness.step()
+    harness.step()
+    harness.submit("long", prompt(9, 1200), max_tokens=2)
+    found = gaps(harness, "r1", "long")
+    # Three passes of 101 stops, about one decode step in 0.2 s.
+    assert len(found) > (20 if kind == "growing" else 50)
+    assert max(found) <= 0.2 + LONGEST_LAYER_S
+    if kind == "even":
+        assert max(found) <= 0.2 + 1e-9
+        # The prompt has most of the time: no decode step comes before it is due.
+        assert sum(found) / len(found) > 0.15
+    harness.run()
+    assert harness.results["long"].tokens == greedy(prompt(9, 1200), 2)
+    for i in range(3):
+        assert harness.results[f"r{i}"].tokens == greedy(prompt(i, 5), 1000)
+
+
+def test_a_short_prompt_is_in_the_next_pass_behind_a_long_one() -> None:
+    harness = timed(chunked_prefill_size=100)
+    harness.submit("long", prompt(1, 1000), max_tokens=2)
+    harness.step()  # no answers run: a whole pass
+    harness.submit("second", prompt(2, 900), max_tokens=2)
+    harness.submit("short", prompt(3, 40), max_tokens=2)
+    harness.step()
+    assert harness.results["short"].tokens == greedy(prompt(3, 40), 1)
+    assert harness.model.forwards == [100, 100]
+    harness.run()
+    assert harness.results["second"].tokens == greedy(prompt(2, 900), 2)
+
+
+def test_an_endless_row_of_short_prompts_starves_no_long_one() -> None:
+    harness = timed(chunked_prefill_size=100, max_running_requests=4)
+    harness.submit("long", prompt(1, 1000), max_tokens=1)
+    passes = 0
+    while not harness.results["long"].tokens:
+        for i in range(2):
+            harness.submit(f"s{passes}.{i}", prompt(10 + 2 * passes + i, 90), max_tokens=1)
+        harness.step()
+        passes += 1
+        assert passes <= 2 * 10, "half of each pass belongs to the oldest"
+    harness.run()
+
+
+def test_the_most_prompts_of_a_pass() -> None:
+    harness = timed(prefill_max_requests=1)
+    for i in range(3):
+        harness.submit(f"r{i}", prompt(i, 30), max_tokens=1)
+    for i in range(3):
+        harness.step()
+        assert [rid for rid, result in harness.results.items() if result.tokens] == [f"r{j}" for j in range(i + 1)]
+    assert harness.model.forwards == [30, 30, 30]
+
+
+def test_an_answer_preempts_a_prompt_that_is_between_two_layers() -> None:
+    # 40 blocks of 4: the answer grows into the blocks of the prompt while that is being computed.
+    harness = timed(num_blocks=40, max_model_len=160)
+    harness.submit("answer", prompt(1, 70), max_tokens=80)
+    harness.step()
+    harness.submit("prompt", prompt(2, 70), max_tokens=10)
+    harness.run()
+    assert harness.engine._scheduler.num_preempted > 0
+    assert harness.results["answer"].tokens == greedy(prompt(1, 70), 80)
+    assert harness.results["prompt"].tokens == greedy(prompt(2, 70), 10)
+
+
+def test_a_prompt_that_fails_between_decode_steps_fails_alone() -> None:
+    harness = timed()
+    harness.submit("answer", prompt(1, 5), max_tokens=100)
+    harness.step()
+    harness.submit("bad", [*prompt(2, 50), RAISE], max_tokens=3)
+    harness.submit("good", prompt(3, 60), max_tokens=3)
+    harness.run()
+    assert harness.results["bad"].finish_reason == "error"
+    assert harness.results["good"].tokens == greedy(prompt(3, 60), 3)
+    assert harness.results["answer"].tokens == greedy(prompt(1, 5), 100)
+
+
+def test_who_aborts_leaves_a_pass_that_stands_between_two_layers() -> None:
+    harness = timed()
+    harness.submit("answer", prompt(1, 5), max_tokens=400)
+    harness.step()
+    for rid in ("gone", "stays"):
+        harness.submit(rid, prompt(len(rid), 60), max_tokens=3)
+    harness.step()
+    assert harness.engine._pass is not None
+    harness.engine.abort("gone")
+    harness.submit("new", prompt(4, 20), max_tokens=3)
+    harness.run()
+    assert harness.results["gone"].finish_reason == "abort"
+    assert harness.results["stays"].tokens == greedy(prompt(5, 60), 3)
+    assert harness.results["new"].tokens == greedy(prompt(4, 20), 3)
+
+
+def test_progress_is_told_within_a_pass() -> None:
+    harness = timed()
+    harness.submit("long", prompt(1, 1000), max_tokens=1)
+    harness.run()
+    done = [tokens for _, tokens in harness.progress]
+    # Passes of 5 s, told twice a second.
+    assert 18 <= len(done) <= 22 and done == sorted(done) and 500 in done and done[-1] > 900
