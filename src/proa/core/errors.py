@@ -77,9 +77,11 @@ class QueueFullError(UserError):
 
 
 class UnavailableError(ProaError):
-    """The engine cannot take requests now."""
+    """The engine cannot take requests now. `code` says why to machines, `retry_after_s` when to ask again."""
 
     http_status = 503
+    code = "unavailable"
+    retry_after_s = 5
 
 
 class CheckpointError(ProaError):

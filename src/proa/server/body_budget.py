@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from proa.core.errors import UnavailableError
 
-__all__ = ["BodyBudget"]
+__all__ = ["BodyAccount", "BodyBudget"]
 
 
 class BodyBudget:
@@ -26,3 +29,25 @@ class BodyBudget:
 
     def give_back(self, num_bytes: int) -> None:
         self._held -= num_bytes
+
+    @contextmanager
+    def account(self) -> Iterator[BodyAccount]:
+        """For the body of one request: what it takes is given back in the end."""
+        account = BodyAccount(self)
+        try:
+            yield account
+        finally:
+            self.give_back(account.held)
+
+
+class BodyAccount:
+    """What one request holds."""
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget = budget
+        self.held = 0
+
+    def take(self, num_bytes: int) -> None:
+        """As BodyBudget.take."""
+        self.held += num_bytes
+        self._budget.take(num_bytes)

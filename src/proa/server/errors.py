@@ -48,7 +48,6 @@ _ANTHROPIC_TYPES = {
 }
 # Pydantic adds the branch of a union to the path of an error; clients know only the fields.
 _UNION_BRANCH = re.compile(r"^(str|int|float|bool|bytes|dict|list\[.*|.*\[.*\]|[a-z-]+\(.*|[A-Z]\w*)$")
-_RETRY_AFTER_S = 5
 
 
 class AuthenticationError(UserError):
@@ -157,7 +156,7 @@ def describe(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
         status = error.http_status
         return status, error_body(str(error), status, param=error.param, code=error.code), {}
     if isinstance(error, UnavailableError):
-        return 503, error_body(str(error), 503, code="unavailable"), {"retry-after": str(_RETRY_AFTER_S)}
+        return 503, error_body(str(error), 503, code=error.code), {"retry-after": str(error.retry_after_s)}
     if isinstance(error, ProaError) and not isinstance(error, ConfigError):
         return 400, error_body(str(error), 400, param=error.where), {}
     return 500, error_body("internal server error; the server's log has the details", 500, code="internal_error"), {}

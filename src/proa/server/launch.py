@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
-import uvicorn
 import uvloop
 
-from proa.core.errors import ConfigError, ProaError
+from proa.core.errors import ProaError
 from proa.ipc.messages import FromEngine, Ready
 from proa.server.app import create_app
 from proa.server.config import ServerConfig
 from proa.server.engine_client import EngineClient
 from proa.server.engine_process import EngineProcess, EngineState, EngineStatus, RestartPolicy
 from proa.server.frontend import Frontend
-from proa.server.http_protocol import ConnectionLimits, LimitedProtocol
+from proa.server.http_protocol import ConnectionLimits
+from proa.server.http_server import HttpServer, base_url, bind, http_server, is_loopback
 from proa.server.metrics import Metrics
 from proa.server.services import Services
 
@@ -33,10 +31,6 @@ logger = logging.getLogger("proa.server")
 
 EXIT_ENGINE_FAILED = 1
 EXIT_USER_ERROR = 3
-
-# After draining: how long connections may take to close.
-_CLOSE_SECONDS = 3
-_BACKLOG = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,29 +60,13 @@ def serve(
     Raises:
         ConfigError: the address cannot be bound, or the engine configuration is no JSON object.
     """
-    listener = _bind(config)
-    url = _url(listener)
-    if config.api_key is None and not _is_loopback(listener):
+    listener = bind(config.host, config.port)
+    url = base_url(listener)
+    if config.api_key is None and not is_loopback(listener):
         logger.warning("listening on %s without an API key: everyone who reaches it can use it", url)
     process = _ApiProcess(config, engine_command, engine_config_json, on_status or (lambda _: None))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(process.run(listener, lambda: (on_listening or (lambda _: None))(url)))
-
-
-class _HttpServer(uvicorn.Server):
-    """uvicorn without its own signal handling: signals start a drain instead."""
-
-    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._on_started = on_started
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._on_started()
 
 
 class _ApiProcess:
@@ -142,7 +120,7 @@ class _ApiProcess:
             await asyncio.gather(serving, engine, frontend, grammars, return_exceptions=True)
             self._frontend.close()
 
-    def _http_server(self, on_started: Callable[[], None]) -> _HttpServer:
+    def _http_server(self, on_started: Callable[[], None]) -> HttpServer:
         config = self._config
         limits = ConnectionLimits(
             max_header_bytes=config.max_header_bytes,
@@ -152,23 +130,7 @@ class _ApiProcess:
             body_idle_timeout=config.body_idle_timeout,
             body_timeout=config.body_timeout,
         )
-        return _HttpServer(
-            uvicorn.Config(
-                create_app(self._services),
-                http=partial(LimitedProtocol, limits),  # type: ignore[arg-type]
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                # It warns about every malformed request, which anyone can send.
-                log_level="error",
-                access_log=False,
-                server_header=False,
-                backlog=_BACKLOG,
-                timeout_keep_alive=config.keep_alive_timeout,  # type: ignore[arg-type]
-                timeout_graceful_shutdown=_CLOSE_SECONDS,
-            ),
-            on_started,
-        )
+        return http_server(create_app(self._services), limits, config.keep_alive_timeout, on_started)
 
     async def _load_frontend(self) -> ServeResult | None:
         try:
@@ -193,7 +155,7 @@ class _ApiProcess:
         serving.result()
         return ServeResult(0)
 
-    def _on_signal(self, server: _HttpServer) -> None:
+    def _on_signal(self, server: HttpServer) -> None:
         if self._services.is_draining:
             logger.warning("second signal: ending at once")
             self._engine.kill()
@@ -202,7 +164,7 @@ class _ApiProcess:
         self._services.is_draining = True
         self._drain_task = asyncio.create_task(self._drain(server))
 
-    async def _drain(self, server: _HttpServer) -> None:
+    async def _drain(self, server: HttpServer) -> None:
         """Let running requests finish, then end the HTTP server. New ones are refused meanwhile."""
         timeout = self._config.drain_timeout
         logger.info("draining %d sequences for at most %.0f s", self._client.num_in_flight, timeout)
@@ -231,31 +193,3 @@ class _ApiProcess:
 
 def _result_of(task: asyncio.Task[ServeResult | None]) -> ServeResult | None:
     return task.result() if task.done() else None
-
-
-def _bind(config: ServerConfig) -> socket.socket:
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((config.host, config.port))
-        listener.listen(_BACKLOG)
-    except (OSError, OverflowError) as error:
-        listener.close()
-        raise ConfigError(
-            "host and port",
-            "an address that is free",
-            f"{config.host}:{config.port} ({error})",
-            "choose another --host or --port",
-        ) from error
-    listener.setblocking(False)
-    return listener
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _is_loopback(listener: socket.socket) -> bool:
-    return ipaddress.ip_address(listener.getsockname()[0]).is_loopback
