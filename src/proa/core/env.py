@@ -5,6 +5,8 @@ PROA_LOG_LEVEL   debug | info | warning | error; `--log-level` wins
 PROA_API_KEY     key every request has to carry; `--api-key` wins (a flag is visible in `ps`, a variable is not)
 PROA_BASE_URL    server that `proa chat` and `proa bench serve` talk to when none is named
 
+NOTIFY_SOCKET, WATCHDOG_USEC, WATCHDOG_PID   set by systemd for services that tell it how they are
+
 C++ reads one more, in csrc/cpu: PROA_FORCE_ISA=ref|avx2|avx512|amx.
 """
 
@@ -15,7 +17,16 @@ from pathlib import Path
 
 from proa.core.errors import ConfigError
 
-__all__ = ["LOG_LEVELS", "api_key", "base_url", "cache_dir", "child_environment", "log_level"]
+__all__ = [
+    "LOG_LEVELS",
+    "api_key",
+    "base_url",
+    "cache_dir",
+    "child_environment",
+    "log_level",
+    "notify_socket",
+    "watchdog_interval",
+]
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -48,6 +59,21 @@ def api_key() -> str | None:
 def base_url() -> str | None:
     """Server URL for the clients among the commands, None when unset or empty."""
     return os.environ.get("PROA_BASE_URL") or None
+
+
+def notify_socket() -> str | None:
+    """Address systemd wants notifications at, None when this is no such service."""
+    return os.environ.get("NOTIFY_SOCKET") or None
+
+
+def watchdog_interval() -> float | None:
+    """Seconds within which systemd wants a sign of life of this process, None when it wants none."""
+    microseconds = os.environ.get("WATCHDOG_USEC", "")
+    if not microseconds.isdigit() or int(microseconds) == 0:
+        return None
+    if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return None
+    return int(microseconds) / 1e6
 
 
 def child_environment(**extra: str) -> dict[str, str]:
