@@ -315,8 +315,8 @@ FLAGS: tuple[Flag, ...] = (
         "engine",
         "max_decode_gap_ms",
         float,
-        "Most milliseconds between tokens of running answers beside a prompt, and a layer more.",
-        unset="200 to 500, four steps",
+        "Most milliseconds between tokens of answers beside a prompt, and a layer more.",
+        unset="200 to 500",
     ),
     Flag(
         "--disable-radix-cache",
