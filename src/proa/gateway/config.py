@@ -84,6 +84,16 @@ class ModelConfig:
     params: Params = field(default_factory=lambda: _EMPTY)
     aliases: Mapping[str, Params] = field(default_factory=lambda: _EMPTY)
 
+    def launches_like(self, other: ModelConfig) -> bool:
+        """Whether a running engine of `other` can serve this configuration."""
+        return all(getattr(self, name) == getattr(other, name) for name in _LAUNCH_FIELDS)
+
+
+_LAUNCH_FIELDS = (
+    "name", "backend", "path", "kt_weight_path", "command", "args", "env", "venv", "host", "port", "context_length",
+    "served_name", "ready_path",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:

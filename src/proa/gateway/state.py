@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, replace
 
-__all__ = ["Ended", "Event", "Lifecycle", "Ready", "Start", "State", "Stop", "backoff", "step"]
+__all__ = ["Ended", "Event", "Forgive", "Lifecycle", "Ready", "Start", "State", "Stop", "backoff", "step"]
 
 FIRST_PAUSE_S = 10.0
 LONGEST_PAUSE_S = 300.0
@@ -96,7 +96,14 @@ class Ended:
     reason: str
 
 
-Event = Start | Ready | Stop | Ended
+@dataclass(frozen=True, slots=True)
+class Forgive:
+    """What failed may be started at once, and a new row of failures begins."""
+
+    now: float
+
+
+Event = Start | Ready | Stop | Ended | Forgive
 
 
 def backoff(failures: int) -> float:
@@ -131,3 +138,5 @@ def step(life: Lifecycle, event: Event) -> Lifecycle:
             failures = 1 if was_stable else life.failures + 1
             why = life.reason or reason
             return Lifecycle(State.FAILED, run, now, failures, now + backoff(failures), why)
+        case _:
+            return Lifecycle(State.STOPPED, life.run, event.now) if life.state is State.FAILED else life
