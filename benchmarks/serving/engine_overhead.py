@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from collections.abc import Generator
 from pathlib import Path
 from time import perf_counter
 
@@ -59,6 +60,12 @@ class GivenLogits:
         self._logits = torch.from_numpy(
             (np.random.default_rng(0).normal(size=(batch, vocab_size)) * spread).astype(np.float32)
         )
+
+    def layers(
+        self, batch: ForwardBatch, kv: KVPool, still_wanted: StillWanted | None = None
+    ) -> Generator[float, None, torch.Tensor]:
+        yield 0.5
+        return self.forward(batch, kv, still_wanted)
 
     def forward(self, batch: ForwardBatch, kv: KVPool, still_wanted: StillWanted | None = None) -> torch.Tensor:  # noqa: ARG002
         return self._logits[: batch.logit_rows.numel()]

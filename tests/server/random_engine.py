@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Generator
 from functools import partial
 from pathlib import Path
 
@@ -41,6 +42,12 @@ class RandomModel:
         self._noise = np.random.default_rng(0).standard_normal(4 * self.vocab_size).astype(np.float32)
         tokens = [tokenizer.token_bytes(token_id) for token_id in range(self.vocab_size)]
         self._closing = np.array([token_id for token_id, token in enumerate(tokens) if token in CLOSING])
+
+    def layers(
+        self, batch: ForwardBatch, kv: KVPool, still_wanted: StillWanted | None = None
+    ) -> Generator[float, None, torch.Tensor]:
+        yield 0.5
+        return self.forward(batch, kv, still_wanted)
 
     def forward(self, batch: ForwardBatch, kv: KVPool, still_wanted: StillWanted | None = None) -> torch.Tensor:
         if still_wanted is not None and (wanted := still_wanted()) is not None:
