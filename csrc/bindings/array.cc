@@ -70,6 +70,7 @@ DType dtype_of(DlType type) {
   if (type.code == kDlBfloat) return DType::kBf16;
   if (type.code == kDlUint && type.bits == 16) return DType::kU16;
   if (type.code == kDlInt && type.bits == 32) return DType::kI32;
+  if (type.code == kDlInt && type.bits == 64) return DType::kI64;
   if (type.code == kDlInt && type.bits == 8) return DType::kI8;
   // torch tells float8_e4m3fn apart by a code of its own; its bytes are read as uint8.
   if (type.bits == 8 && type.code != kDlInt) return DType::kU8;
@@ -86,6 +87,8 @@ const char* name_of(DType dtype) {
       return "uint16";
     case DType::kI32:
       return "int32";
+    case DType::kI64:
+      return "int64";
     case DType::kU8:
       return "uint8";
     case DType::kI8:
@@ -98,6 +101,7 @@ const char* name_of(DType dtype) {
 
 size_t item_bytes(DType dtype) {
   if (dtype == DType::kU8 || dtype == DType::kI8) return 1;
+  if (dtype == DType::kI64) return 8;
   return dtype == DType::kBf16 || dtype == DType::kU16 ? 2 : 4;
 }
 
@@ -186,6 +190,8 @@ void Array::set_buffer_dtype() {
     dtype_ = DType::kU16;
   else if ((format == "i" || format == "l") && buffer_.itemsize == 4)
     dtype_ = DType::kI32;
+  else if ((format == "q" || format == "l") && buffer_.itemsize == 8)
+    dtype_ = DType::kI64;
   else if (format == "B")
     dtype_ = DType::kU8;
   else if (format == "b")

@@ -11,7 +11,7 @@ namespace proa::bindings {
 
 // How elements cross the boundary: bf16 arrives as torch bfloat16 or as its bits in uint16, fp16 as its bits
 // in uint16, fp8 as uint8. An array of uint16 passes for kBf16.
-enum class DType : uint8_t { kF32, kBf16, kU16, kI32, kU8, kI8, kOther };
+enum class DType : uint8_t { kF32, kBf16, kU16, kI32, kI64, kU8, kI8, kOther };
 enum class Access : uint8_t { kRead, kWrite };
 // kRows: the last dimension is contiguous, the outer ones have any stride.
 enum class Layout : uint8_t { kContiguous, kRows };

@@ -215,7 +215,7 @@ moe::Score parse_score(const std::string& name) {
 
 void route(const Pool& pool, nb::object logits_object, nb::object ids_object, nb::object weights_object,
            nb::object bias_object, const std::string& score, int64_t num_groups, int64_t top_groups,
-           bool renormalize, float eps, float scale) {
+           bool renormalize, float eps, float scale, nb::object counts_object) {
   const Array logits("route", "logits", logits_object, Access::kRead);
   logits.expect(DType::kF32, {kAnySize, kAnySize});
   const Array ids("route", "ids", ids_object, Access::kWrite);
@@ -226,6 +226,11 @@ void route(const Pool& pool, nb::object logits_object, nb::object ids_object, nb
   if (!bias_object.is_none()) {
     bias = std::make_unique<Array>("route", "bias", bias_object, Access::kRead);
     bias->expect(DType::kF32, {logits.size(1)});
+  }
+  std::unique_ptr<Array> counts;
+  if (!counts_object.is_none()) {
+    counts = std::make_unique<Array>("route", "counts", counts_object, Access::kWrite);
+    counts->expect(DType::kI64, {logits.size(1)});
   }
   const moe::RouteOptions options{
       logits.size(1), ids.size(1), parse_score(score), num_groups, top_groups, renormalize, eps, scale};
@@ -238,7 +243,7 @@ void route(const Pool& pool, nb::object logits_object, nb::object ids_object, nb
   nb::gil_scoped_release release;
   moe::route(*threads, options, logits.data<const float>(),
              bias == nullptr ? nullptr : bias->data<const float>(), logits.size(0), ids.data<int32_t>(),
-             weights.data<float>());
+             weights.data<float>(), counts == nullptr ? nullptr : counts->data<int64_t>());
 }
 
 }  // namespace
@@ -320,6 +325,9 @@ void init_moe(nb::module_& m) {
            "Gives the memory of dropped experts back to the system; none of it may be pinned.")
       .def_prop_ro("used_memory", &BoundExpertLayer::used_memory,
                    "(address, bytes) of whole pages that hold the experts.")
+      .def_prop_ro(
+          "spare_slots", [](const BoundExpertLayer& l) { return l.layer().weights().num_spare_slots(); },
+          "Experts that `reserve` has memory for without asking the system.")
       .def_prop_ro("num_experts", [](const BoundExpertLayer& l) { return l.config().num_experts; })
       .def_prop_ro("nbytes", [](const BoundExpertLayer& l) { return l.layer().weight_bytes(); })
       .def_prop_ro(
@@ -351,10 +359,11 @@ void init_moe(nb::module_& m) {
                    [](const BoundExpertLayer& l) { return std::string(l.config().gate_up_kernel->name); });
   m.def("route", &route, "pool"_a, "logits"_a, "ids"_a, "weights"_a, "bias"_a.none() = nb::none(),
         "score"_a = "softmax", "num_groups"_a = 1, "top_groups"_a = 1, "renormalize"_a = true, "eps"_a = 0.0f,
-        "scale"_a = 1.0f,
+        "scale"_a = 1.0f, "counts"_a.none() = nb::none(),
         "logits float32 [T, E] -> ids int32 [T, k], weights float32 [T, k], best first; ties go to the lower "
         "index. "
-        "bias float32 [E] ranks experts but does not weigh them.");
+        "bias float32 [E] ranks experts but does not weigh them. counts int64 [E] grows by the tokens of "
+        "each.");
 }
 
 }  // namespace proa::bindings

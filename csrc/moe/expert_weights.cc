@@ -45,7 +45,8 @@ ExpertWeights::ExpertWeights(const runtime::ThreadPool& pool, const ExpertShape&
                              int64_t down_step)
     : shape_(shape),
       slots_(static_cast<size_t>(shape.num_experts), -1),
-      is_used_(static_cast<size_t>(shape.num_experts), 0) {
+      is_used_(static_cast<size_t>(shape.num_experts), 0),
+      has_memory_(static_cast<size_t>(shape.num_experts), 0) {
   const std::vector<int> threads = threads_per_node(pool);
   const auto gate_up = slice_rows(shape.intermediate, gate_up_step, threads);
   const auto down = slice_rows(shape.hidden, down_step, threads);
@@ -70,8 +71,16 @@ ExpertWeights::ExpertWeights(const runtime::ThreadPool& pool, const ExpertShape&
 void ExpertWeights::take_slot(int64_t expert) noexcept {
   int32_t& slot = slots_[static_cast<size_t>(expert)];
   if (slot >= 0) return;
-  slot = static_cast<int32_t>(std::find(is_used_.begin(), is_used_.end(), 0) - is_used_.begin());
-  is_used_[static_cast<size_t>(slot)] = 1;
+  // Memory that is there may be pinned.
+  const auto first_free = [&](uint8_t with_memory) {
+    size_t i = 0;
+    while (i < is_used_.size() && (is_used_[i] != 0 || has_memory_[i] != with_memory)) ++i;
+    return i;
+  };
+  size_t free = first_free(1);
+  if (free == is_used_.size()) free = first_free(0);
+  slot = static_cast<int32_t>(free);
+  is_used_[free] = has_memory_[free] = 1;
   ++num_used_;
 }
 
@@ -88,6 +97,11 @@ void ExpertWeights::release_free_slots() noexcept {
     for (size_t i = 0; i < is_used_.size(); ++i)
       if (is_used_[i] == 0 && node.slot_bytes > 0)
         madvise(node.slot(static_cast<int64_t>(i)), static_cast<size_t>(node.slot_bytes), MADV_DONTNEED);
+  has_memory_ = is_used_;
+}
+
+int64_t ExpertWeights::num_spare_slots() const noexcept {
+  return std::count(has_memory_.begin(), has_memory_.end(), 1) - num_used_;
 }
 
 std::vector<std::span<std::byte>> ExpertWeights::used_memory() const {

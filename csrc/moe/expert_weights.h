@@ -30,8 +30,8 @@ struct ExpertShape {
   format::WeightFormat down{};
 };
 
-// An expert in memory has a slot, the same on every node; slots are taken from the lowest on. Those that were
-// never used or were released take no memory.
+// An expert in memory has a slot, the same on every node. Of the free ones those that have memory are taken
+// first, from the lowest on; those that were never used or were released have none.
 //
 // Each node of the pool owns a slice of the rows of every gate and up [intermediate, hidden] and one of every
 // down [hidden, intermediate], as large as its share of the threads. As panels stand for themselves, a slice
@@ -44,7 +44,7 @@ class ExpertWeights {
                 int64_t down_step);
 
   bool has_slot(int64_t expert) const noexcept { return slots_[static_cast<size_t>(expert)] >= 0; }
-  // The lowest free one, unless it has one.
+  // Unless it has one.
   void take_slot(int64_t expert) noexcept;
   // Its bytes stay where they are until the slot is taken again or released.
   void free_slot(int64_t expert) noexcept;
@@ -72,6 +72,8 @@ class ExpertWeights {
 
   // Whole pages with the slots that are taken, as few ranges as cover no others.
   std::vector<std::span<std::byte>> used_memory() const;
+  // Experts that could come without new memory.
+  int64_t num_spare_slots() const noexcept;
 
  private:
   static constexpr int kLinears = 3;  // gate | up | down of an expert follow each other
@@ -97,8 +99,9 @@ class ExpertWeights {
   ExpertShape shape_;
   int64_t expert_bytes_ = 0;
   int64_t num_used_ = 0;
-  std::vector<int32_t> slots_;    // of each expert; -1: none
-  std::vector<uint8_t> is_used_;  // of each slot
+  std::vector<int32_t> slots_;       // of each expert; -1: none
+  std::vector<uint8_t> is_used_;     // of each slot
+  std::vector<uint8_t> has_memory_;  // of each slot
   std::vector<Node> nodes_;
 };
 

@@ -120,7 +120,7 @@ const char* route_error(const RouteOptions& options) noexcept {
 }
 
 void route(runtime::ThreadPool& pool, const RouteOptions& options, const float* logits, const float* bias,
-           int64_t num_tokens, int32_t* ids, float* weights) {
+           int64_t num_tokens, int32_t* ids, float* weights, int64_t* counts) {
   const bool fork = num_tokens * options.num_experts >= kForkExperts;
   std::vector<Router> routers(fork ? static_cast<size_t>(pool.num_threads()) : 1, Router(options, bias));
   const auto route_tokens = [&](int64_t begin, int64_t end, int thread) noexcept {
@@ -132,6 +132,8 @@ void route(runtime::ThreadPool& pool, const RouteOptions& options, const float* 
     pool.parallel_for(num_tokens, kTokensPerItem, route_tokens);
   else
     route_tokens(0, num_tokens, 0);
+  if (counts != nullptr)
+    for (int64_t i = 0; i < num_tokens * options.top_k; ++i) ++counts[ids[i]];
 }
 
 }  // namespace proa::moe

@@ -28,8 +28,9 @@ struct RouteOptions {
 const char* route_error(const RouteOptions& options) noexcept;
 
 // logits [num_tokens, E], bias [E] or nullptr -> ids and weights [num_tokens, top_k], best rank first.
-// Always valid, distinct ids, whatever the logits. Throws std::bad_alloc.
+// Always valid, distinct ids, whatever the logits. counts [E] or nullptr: += the tokens each expert got.
+// Throws std::bad_alloc.
 void route(runtime::ThreadPool& pool, const RouteOptions& options, const float* logits, const float* bias,
-           int64_t num_tokens, int32_t* ids, float* weights);
+           int64_t num_tokens, int32_t* ids, float* weights, int64_t* counts = nullptr);
 
 }  // namespace proa::moe

@@ -71,6 +71,8 @@ def test_honoured_flags_reach_their_fields():
         "--max-running-requests": 2,
         "--max-total-tokens": 327680,
         "--gpu-experts": 8,
+        "--expert-updates": True,
+        "--max-deferred-experts": 1,
         "--gpu-prefill-threshold": 400,
         "--chunked-prefill-size": 16384,
         "--prefill-max-requests": 2,

@@ -6,13 +6,15 @@ import dataclasses
 import logging
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from proa.core.errors import ConfigError
 from proa.device.select import Gpu, choose_gpu
 from proa.engine.config import EngineConfig
-from proa.engine.gpu_plan import check_expert_memory, plan_gpu
+from proa.engine.expert_placement import with_experts
+from proa.engine.gpu_plan import check_expert_memory, fit_experts, plan_gpu, with_ram
 from proa.engine.kv_plan import KVPlan
 from proa.kvcache.layout import KVLayout
 from proa.models import ExpertInfo, GpuBytes, ModelInfo
@@ -66,6 +68,75 @@ def test_what_does_not_fit_is_refused_with_numbers() -> None:
     with pytest.raises(ConfigError, match=r"9\.00 GiB for the routed experts, reserve included, got 8\.50 GiB"):
         check_expert_memory(8 * GIB, int(8.5 * GIB))
     check_expert_memory(8 * GIB, 9 * GIB)
+
+
+# 24 experts of 1 GiB.
+EXPERT_BYTES = 24 * GIB
+
+
+def fit(free_gib: float, **config: Any) -> tuple[int, KVPlan, dict[str, str]]:
+    """How many experts go to a GPU with that much free beside a trunk of 10 GiB, and the cache beside them."""
+    settings = EngineConfig(model_path="", to_engine="", from_engine="", **config)
+    gpu, trunk = Gpu(0, "GPU", int(free_gib * GIB), 96 * GIB), GpuBytes(10 * GIB, GIB // 2)
+    placed = fit_experts(settings, gpu, MODEL, trunk, expert_bytes=EXPERT_BYTES, max_tokens=64)
+    needed = with_experts(trunk, placed, MODEL.experts, all_bytes=EXPERT_BYTES, max_tokens=64)
+    kv, notes = plan_gpu(settings, gpu, MODEL, needed, placed, expert_bytes=EXPERT_BYTES)
+    return int(placed.on_gpu.sum()), kv, notes
+
+
+def test_what_the_cache_does_not_need_is_for_experts() -> None:
+    # 4 x 32768 tokens of 16 KiB are 2 GiB; 30 - 10 - 0.5 - 1 reserve - 0.02 logits, 95 % of it: 17.5.
+    count, kv, notes = fit(30)
+    assert count == 15
+    assert kv.num_tokens >= 4 * 32768
+    assert notes["gpu_experts"] == "15 of 24, auto, as many as fit"
+    assert notes["gpu_memory"].startswith("trunk 10.00, routed experts 15.00, KV cache ")
+    assert fit(30, max_total_tokens=32768)[0] == 17
+    assert fit(30, context_length=4096)[0] == 17
+    assert fit(30, mem_fraction_static=0.25)[0] == 11  # 24 of 96 GiB for weights and cache: 14 x 0.95 - 2
+
+
+def test_with_all_experts_there_the_cache_takes_the_rest() -> None:
+    count, kv, _ = fit(60)
+    assert count == 24
+    assert kv.num_tokens == 16 * 32768
+    # 26 GiB of room: all experts and the context of one request, though not of four.
+    assert fit(38.3)[0] == 24
+
+
+def test_a_long_context_takes_half_of_the_room_unless_it_was_asked_for() -> None:
+    few = dataclasses.replace(MODEL, max_position_embeddings=2**20)  # 16 GiB a request
+    settings = EngineConfig(model_path="", to_engine="", from_engine="")
+    gpu, trunk = Gpu(0, "GPU", 30 * GIB, 96 * GIB), GpuBytes(10 * GIB, GIB // 2)
+    placed = fit_experts(settings, gpu, few, trunk, expert_bytes=EXPERT_BYTES, max_tokens=64)
+    assert placed.on_gpu.sum() == 8
+    asked = msgspec.structs.replace(settings, context_length=2**20)
+    placed = fit_experts(asked, gpu, few, trunk, expert_bytes=EXPERT_BYTES, max_tokens=64)
+    assert placed.on_gpu.sum() == 1
+
+
+def test_a_number_of_experts_is_kept_as_far_as_it_fits() -> None:
+    assert fit(30, gpu_experts=2)[0] == 6
+    assert fit(30, gpu_experts=0)[0] == 0
+    count, kv, notes = fit(30, gpu_experts=200)
+    assert count == 17 and kv.num_tokens >= 1024
+    assert notes["gpu_experts"] == "17 of 24, auto; 600 asked for, more do not fit or are not there"
+    assert fit(11.6, gpu_experts=2, max_total_tokens=64)[0] == 0
+
+
+def test_experts_that_move_take_slots_on_both_sides() -> None:
+    settings = EngineConfig(model_path="", to_engine="", from_engine="", expert_updates=True)
+    gpu, trunk = Gpu(0, "GPU", 40 * GIB, 96 * GIB), GpuBytes(10 * GIB, GIB // 2)
+    model = dataclasses.replace(MODEL, experts=ExpertInfo(layers=48, experts=8, top_k=2, hidden=256, intermediate=128))
+    placed = fit_experts(settings, gpu, model, trunk, expert_bytes=16 * EXPERT_BYTES, max_tokens=64)
+    needed = with_experts(trunk, placed, model.experts, all_bytes=16 * EXPERT_BYTES, max_tokens=64)
+    plan_gpu(settings, gpu, model, needed, placed, expert_bytes=16 * EXPERT_BYTES)  # fits
+    assert placed.moves == min(16, placed.on_gpu.sum()) and placed.ram_slots == 8
+    in_ram = 16 * EXPERT_BYTES - int(placed.on_gpu.sum()) * GIB
+    assert with_ram(placed, 16 * EXPERT_BYTES, in_ram + 1 * GIB).moves == 0
+    assert with_ram(placed, 16 * EXPERT_BYTES, in_ram + (1 + 2 * 3 * 48) * GIB).ram_slots == 3
+    with pytest.raises(ConfigError, match="for the routed experts"):
+        with_ram(placed, 16 * EXPERT_BYTES, in_ram)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

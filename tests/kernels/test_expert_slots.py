@@ -87,6 +87,22 @@ def test_released_memory_is_gone(pool):
     assert not read(layer, 1).any()
 
 
+def test_memory_that_was_kept_is_used_first(pool):
+    layer = Experts.make("int4_g32").load(pool)
+    assert layer.spare_slots == 0
+    kept = layer.blocks(4)
+    layer.drop(0)
+    layer.drop(1)
+    layer.release_memory()
+    assert layer.spare_slots == 0
+    layer.drop(4)
+    assert layer.spare_slots == 1
+    layer.reserve(0)  # not into the slot it had, whose memory is gone
+    assert layer.blocks(0) == kept and layer.spare_slots == 0
+    layer.reserve(1)
+    assert layer.blocks(1) != kept and layer.spare_slots == 0
+
+
 def test_used_memory_covers_the_experts_in_whole_pages(pool):
     layer = Experts.make("int4_g32").load(pool)
     one_run = layer.used_memory

@@ -59,10 +59,10 @@ def make_strategies(worker, driver, pool, deferred=0, fmt="int4_g32"):
     return layers, gpus, strategies
 
 
-def run(strategies, xs, topks):
+def run(strategies, xs, topks, *, defers=False):
     outs = []
     for i, (strategy, x, topk) in enumerate(zip(strategies, xs, topks, strict=True)):
-        ctx = LayerContext(i, torch.full_like(x, float("nan")))
+        ctx = LayerContext(i, torch.full_like(x, float("nan")), defers)
         strategy.submit(x, topk, ctx)
         strategy.finish(x, topk, ctx)
         outs.append(ctx.out)
@@ -151,8 +151,14 @@ def test_deferral_follows_its_schedule(worker, driver, pool, deferred, on_gpu):
         for expert in on_gpu:
             to_gpu(layer, gpu_experts, expert)
     for _ in range(2):  # nothing is left over from a forward
-        for got, want in zip(run(strategies, xs, topks), expected, strict=True):
+        for got, want in zip(run(strategies, xs, topks, defers=True), expected, strict=True):
             assert torch.equal(got, want)
+    in_time = run(strategies, xs, topks)  # a forward that does not defer, between two that do
+    assert not torch.equal(in_time[0], expected[0])
+    for got, want in zip(run(strategies, xs, topks, defers=True), expected, strict=True):
+        assert torch.equal(got, want)
+    late = [late_slots(t.weights.numpy(), t.ids.numpy(), on_gpu, deferred).sum() for t in topks[:-1]]
+    assert int(strategies[0]._shared.deferred) == 3 * sum(late)
     assert worker.faults == 0
 
 

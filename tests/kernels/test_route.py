@@ -129,6 +129,15 @@ def test_many_tokens_are_spread_over_threads(crowd: _C.ThreadPool) -> None:
     assert_same_one_by_one(crowd, logits, ids, weights, **options)
 
 
+def test_counts_grow_by_the_tokens_of_each_expert(crowd: _C.ThreadPool) -> None:
+    logits = np.random.default_rng(0).standard_normal((300, 16), np.float32)
+    counts = np.full(16, 5, np.int64)
+    ids, _ = route(crowd, logits, 3, counts=counts)
+    np.testing.assert_array_equal(counts - 5, np.bincount(ids.reshape(-1), minlength=16))
+    route(crowd, logits[:1], 3, counts=counts)
+    assert counts.sum() == 16 * 5 + 3 * 301
+
+
 def test_extreme_logits_stay_finite(pool: _C.ThreadPool) -> None:
     for score in ("softmax", "sigmoid"):
         _, weights = route(pool, np.array([[1e30, -1e30, 88.8, 0]], np.float32), 4, score=score)
@@ -141,6 +150,8 @@ REFUSALS = [
     ({"ids": np.ones((3, 2), np.int32)}, ValueError),
     ({"weights": np.ones((2, 3), np.float32)}, ValueError),
     ({"bias": np.ones(7, np.float32)}, ValueError),
+    ({"counts": np.ones(7, np.int64)}, ValueError),
+    ({"counts": np.ones(8, np.int32)}, TypeError),
     ({"ids": np.ones((2, 9), np.int32), "weights": np.ones((2, 9), np.float32)}, ValueError),
     ({"ids": np.ones((2, 0), np.int32), "weights": np.ones((2, 0), np.float32)}, ValueError),
     ({"score": "tanh"}, ValueError),

@@ -8,7 +8,7 @@ import pytest
 
 from proa.core.errors import ConfigError
 from proa.engine.config import EngineConfig
-from proa.engine.expert_placement import place_experts, with_experts
+from proa.engine.expert_placement import expert_budget, place_experts, with_experts
 from proa.models import ExpertInfo, GpuBytes
 
 INFO = ExpertInfo(layers=4, experts=8, top_k=2, hidden=64, intermediate=32)
@@ -19,11 +19,12 @@ def config(**fields):
 
 
 def placed(**fields):
-    return place_experts(config(**fields), INFO, all_bytes=3200, gpu_bytes=4000)
+    budget = expert_budget(config(**fields), INFO)
+    return place_experts(config(**fields), INFO, budget.gpu_experts if budget else 0, all_bytes=3200, gpu_bytes=4000)
 
 
-def test_without_flags_all_stay_on_the_cpu():
-    plan = placed()
+def test_none_on_the_gpu_takes_nothing_there():
+    plan = placed(gpu_experts=0)
     assert not plan.uses_gpu and plan.stream_from is None
     assert with_experts(GpuBytes(5, 7), plan, INFO, all_bytes=3200, max_tokens=10) == GpuBytes(5, 7)
 
@@ -52,11 +53,23 @@ def test_placed_experts_the_ring_and_scratch_are_planned():
     assert with_experts(GpuBytes(5, 7), plan, INFO, all_bytes=3200, max_tokens=10).weights == 5 + 500
     assert placed(gpu_prefill_threshold=1).stream_from == 17
     assert placed(gpu_prefill_threshold=1, disable_cuda_graph=True).stream_from == 1
-    assert place_experts(config(gpu_prefill_threshold=1), INFO, all_bytes=32, gpu_bytes=4000).ring_bytes == 8
+    assert place_experts(config(gpu_prefill_threshold=1), INFO, 0, all_bytes=32, gpu_bytes=4000).ring_bytes == 8
 
 
-def test_impossible_counts_are_refused():
-    with pytest.raises(ConfigError, match="0 to 8 experts per layer"):
-        placed(gpu_experts=9)
+def test_more_experts_than_there_are_means_all():
+    assert placed(gpu_experts=200).on_gpu.all()
+    assert expert_budget(config(), INFO) is None
+
+
+def test_experts_that_move_have_slots_to_come_to():
+    plan = placed(gpu_experts=2, expert_updates=True)
+    assert (plan.moves, plan.ram_slots) == (8, 8)
+    needed = with_experts(GpuBytes(5, 7), plan, INFO, all_bytes=3200, max_tokens=10)
+    assert needed.weights == 5 + 3200 * 16 // 32
+    for count in (0, 8):  # none or all on the GPU: nothing can move
+        assert placed(gpu_experts=count, expert_updates=True).moves == 0
+
+
+def test_missing_counts_are_refused():
     with pytest.raises(ConfigError, match="routing counts"):
         placed(gpu_experts=1, expert_placement="frequency")

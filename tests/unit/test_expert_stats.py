@@ -7,20 +7,15 @@ import pytest
 import torch
 
 from proa.core.errors import ConfigError
-from proa.moe.stats import ExpertCounter, ExpertStats, MovingAverage, Recorder
+from proa.moe.stats import ExpertStats, MovingAverage, Recorder, RoutingCounts
 
 
-def test_counter_counts_what_numpy_counts():
-    rng = np.random.default_rng(0)
-    counter = ExpertCounter(2, 5, max_slots=12, device=torch.device("cpu"))
-    expected = np.zeros((2, 5))
-    for _ in range(7):
-        layer, tokens = int(rng.integers(2)), int(rng.integers(1, 5))
-        ids = rng.integers(-1, 5, (tokens, 3)).astype(np.int32)
-        counter.add(layer, torch.from_numpy(ids))
-        expected[layer] += np.bincount(ids[ids >= 0], minlength=5)
-    assert np.array_equal(counter.take(), expected)
-    assert not counter.take().any()
+def test_counts_are_taken_once():
+    counts = RoutingCounts(2, 5, torch.device("cpu"))
+    assert counts.shape == (2, 5)
+    counts.of_layer(1)[3] += 7
+    assert counts.take().tolist() == [[0.0] * 5, [0.0, 0.0, 0.0, 7.0, 0.0]]
+    assert not counts.take().any()
 
 
 def test_recorder_follows_sglang():
@@ -89,14 +84,24 @@ def test_missing_and_damaged_files_are_refused(tmp_path):
 
 
 def test_average_follows_a_change_in_its_half_life():
-    average = MovingAverage(1, 2, half_life=100)
+    average = MovingAverage(1, 2, top_k=1, half_life=100)
     assert not average.shares.any()
-    average.add(np.array([[10.0, 0.0]]), 10)
+    average.add(np.array([[10.0, 0.0]]))
     assert average.shares[0] == pytest.approx([1.0, 0.0])  # the first tokens count fully
     for _ in range(100):
-        average.add(np.array([[10.0, 0.0]]), 10)
+        average.add(np.array([[10.0, 0.0]]))
     assert average.shares[0] == pytest.approx([1.0, 0.0])
-    average.add(np.array([[0.0, 100.0]]), 100)
+    average.add(np.array([[0.0, 100.0]]))
     assert average.shares[0] == pytest.approx([0.5, 0.5], abs=1e-3)
-    average.add(np.zeros((1, 2)), 0)
+    average.add(np.zeros((1, 2)))
     assert average.tokens == 1110
+
+
+def test_layers_that_see_fewer_tokens_keep_their_shares():
+    """The last layer routes the rows whose logits are wanted."""
+    average = MovingAverage(2, 4, top_k=2, half_life=100)
+    average.add(np.array([[50.0, 50.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0]]))
+    assert average.shares == pytest.approx(np.array([[1.0, 1.0, 0.0, 0.0]] * 2))
+    average.add(np.array([[0.0, 0.0, 100.0, 100.0], [0.0, 0.0, 0.0, 0.0]]))
+    assert average.shares[1] == pytest.approx([1.0, 1.0, 0.0, 0.0])
+    assert average.shares[0, 2] > 0.5

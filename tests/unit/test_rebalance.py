@@ -50,6 +50,18 @@ def test_budget_moves_to_the_layer_that_is_more_skewed():
     assert after.gpu_experts(1) == [2, 3]
 
 
+def test_experts_leave_where_ram_has_a_slot():
+    placement = Placement(np.array([[True, True, False, False], [True, False, False, False]]))
+    shares = np.array([[0.0, 0.1, 0.9, 0.8], [0.2, 0.7, 0.0, 0.0]])
+    left = {
+        slots: [
+            (s.out_layer, s.out_expert) for s in propose_swaps(placement, shares, RebalanceSpec(), ram_slots=slots_of)
+        ]
+        for slots, slots_of in (("two", np.array([2, 2])), ("one", np.array([1, 1])), ("none", np.array([0, 1])))
+    }
+    assert left == {"two": [(0, 0), (0, 1), (1, 0)], "one": [(0, 0), (1, 0)], "none": [(1, 0)]}
+
+
 def test_experts_of_about_the_same_use_stay():
     placement = place("uniform", ExpertBudget(1, 4, 2))
     assert propose_swaps(placement, np.array([[1.0, 1.0, 1.2, 1.2]]), RebalanceSpec(margin=0.25)) == []
@@ -79,14 +91,14 @@ def test_following_the_routing_beats_uniform_by_a_quarter():
     rng = np.random.default_rng(1)
     budget = ExpertBudget.ratio(LAYERS, EXPERTS, 0.1)
     uniform = placement = place("uniform", budget)
-    average, spec = MovingAverage(LAYERS, EXPERTS, half_life=256), RebalanceSpec()
+    average, spec = MovingAverage(LAYERS, EXPERTS, TOP_K, half_life=256), RebalanceSpec()
     speeds, moved = [], []
     for phase in range(2):
         probabilities = zipf_trace(rng, 0.8)
         for _ in range(60):
             counts = route(rng, probabilities, 32)
             speeds.append([tokens_per_second(p.hit_ratio(counts)) for p in (uniform, placement)])
-            average.add(counts, 32)
+            average.add(counts)
             swaps = propose_swaps(placement, average.shares, spec)
             moved.append(len(swaps))
             placement = apply_swaps(placement, swaps)

@@ -203,8 +203,8 @@ FLAGS: tuple[Flag, ...] = (
         "engine",
         "gpu_experts",
         int,
-        "Routed experts of each layer, on average, that are in GPU memory instead of RAM.",
-        unset="none",
+        "Routed experts of each layer, on average, in GPU memory instead of RAM, as far as they fit.",
+        unset="what fits",
         sglang=("--kt-num-gpu-experts",),
     ),
     Flag(
@@ -213,7 +213,7 @@ FLAGS: tuple[Flag, ...] = (
         "gpu_experts_ratio",
         float,
         "The same as a part of all experts, 0 to 1; goes before --gpu-experts.",
-        unset="none",
+        unset="--gpu-experts",
         sglang=("--kt-gpu-experts-ratio",),
     ),
     Flag(
@@ -233,6 +233,22 @@ FLAGS: tuple[Flag, ...] = (
         "Routing counts for the placement: a .pt file with logical_count, or JSON.",
         unset="none",
         sglang=("--init-expert-location",),
+    ),
+    Flag(
+        "--expert-updates",
+        "engine",
+        "expert_updates",
+        bool,
+        "Experts that are used most move to the GPU while the model answers; pins the RAM of experts.",
+        sglang=("--kt-enable-dynamic-expert-update",),
+    ),
+    Flag(
+        "--max-deferred-experts",
+        "engine",
+        "max_deferred_experts",
+        int,
+        "CPU experts of a token that may come a layer late in a decode step; changes what is computed.",
+        sglang=("--kt-max-deferred-experts-per-token",),
     ),
     Flag(
         "--gpu-prefill-threshold",

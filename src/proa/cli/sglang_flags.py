@@ -35,7 +35,6 @@ class ForeignFlag:
     refused: bool = False
 
 
-_NO_UPDATES = "experts stay where they were placed at start"
 _ONE_GPU = "one GPU is used"
 _FORMAT = "the weight format is read from the checkpoint, tensor by tensor"
 _ONE_MACHINE = "proa is one process on one machine; nothing is split"
@@ -44,12 +43,11 @@ FOREIGN: tuple[ForeignFlag, ...] = (
     ForeignFlag(("--kt-threadpool-count",), 1, "threads are pinned to cores found at start; see `proa doctor`"),
     ForeignFlag(("--kt-numa-nodes",), "+", "threads are pinned to cores found at start; see `proa doctor`"),
     ForeignFlag(
-        ("--kt-max-deferred-experts-per-token",),
-        1,
-        "no expert is deferred: answers are those of the model as published",
+        ("--record-kt-gpu-expert-distribution",), 0, "routing is recorded on /start_expert_distribution_record"
     ),
-    ForeignFlag(("--kt-enable-dynamic-expert-update",), 0, _NO_UPDATES),
-    ForeignFlag(("--record-kt-gpu-expert-distribution",), 0, _NO_UPDATES),
+    ForeignFlag(
+        ("--expert-distribution-recorder-mode",), 1, "routing is counted always; /start_expert_distribution_record"
+    ),
     ForeignFlag(("--kt-lora-path", "--kt-expert-lora-path"), 1, "proa has no LoRA", refused=True),
     ForeignFlag(("--enable-lora",), 0, "proa has no LoRA", refused=True),
     ForeignFlag(("--lora-paths",), "+", "proa has no LoRA", refused=True),

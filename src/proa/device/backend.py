@@ -133,5 +133,6 @@ class Device(Protocol):
         renormalize: bool = True,
         eps: float = 0.0,
         scale: float = 1.0,
+        counts: torch.Tensor | None = None,
     ) -> None:
         """Chooses the top-k experts of each token: `proa.native.ops.route`."""

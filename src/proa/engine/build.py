@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,6 +20,9 @@ from proa.engine.scheduler import Scheduler
 from proa.kvcache.layout import KVLayout
 from proa.kvcache.manager import KVManager
 from proa.kvcache.pool import KVPool
+
+if TYPE_CHECKING:  # it takes the extension, whose faults are reported by `run_engine`
+    from proa.moe.usage import ExpertUsage
 
 __all__ = ["LoadedModel", "Loader", "Report", "build_engine", "max_forward_tokens"]
 
@@ -36,6 +40,7 @@ class LoadedModel:
 
     `capture`: records steps of the model over a pool; None where that is not possible or not wanted.
     load_vocabulary: for grammars; None: constrained requests are refused.
+    usage: of the routed experts; None: nothing is counted.
     """
 
     model: ForwardModel
@@ -46,6 +51,7 @@ class LoadedModel:
     device: torch.device = _CPU
     capture: Capture | None = None
     load_vocabulary: Callable[[], Vocabulary] | None = None
+    usage: ExpertUsage | None = None
 
 
 Loader = Callable[[EngineConfig, Report], LoadedModel]
@@ -73,6 +79,8 @@ def build_engine(config: EngineConfig, loaded: LoadedModel, *, clock: Callable[[
         max_blocks=max_blocks,
         graphs=None if loaded.capture is None else loaded.capture(pool, max_blocks),
     )
+    if loaded.usage is not None:
+        loaded.usage.reset()
     scheduler = Scheduler(manager, max_running=config.max_running_requests, max_prompts=config.prefill_max_requests)
     grammars = None if loaded.load_vocabulary is None else GrammarWorker(loaded.load_vocabulary)
     if grammars is not None:
@@ -87,6 +95,7 @@ def build_engine(config: EngineConfig, loaded: LoadedModel, *, clock: Callable[[
         eos_token_ids=loaded.eos_token_ids,
         max_model_len=plan.max_model_len,
         grammars=grammars,
+        usage=loaded.usage,
         random_seed=config.random_seed,
         clock=clock,
     )

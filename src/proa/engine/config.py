@@ -39,8 +39,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     attention_backend: on a GPU; flashinfer where that package is missing means auto.
     mem_fraction_static: share of the GPU's memory that weights and KV cache may take together.
     disable_cuda_graph, cuda_graph_max_bs: decode steps of up to so many sequences are captured as CUDA graphs at start.
-    gpu_experts, gpu_experts_ratio: routed experts on the GPU, per layer or of all; the ratio goes first. None: none.
+    gpu_experts, gpu_experts_ratio: routed experts on the GPU at most, per layer or of all; the ratio goes first. None:
+    as many as fit.
     expert_placement: which ones they are; a file of routing counts, expert_location, goes with frequency and auto.
+    expert_updates: experts change places while the model answers, after what it uses.
+    max_deferred_experts: of a token in a decode step, experts on the CPU that may come one layer late.
     gpu_prefill_threshold: forwards of so many tokens and more stream the experts through the GPU; None: none do.
     random_seed: makes requests without a seed reproducible from run to run; None draws from the OS.
     """
@@ -71,6 +74,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     gpu_experts_ratio: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     expert_placement: Literal["auto", "uniform", "frequency", "front-loading", "random"] = "auto"
     expert_location: str | None = None
+    expert_updates: bool = False
+    max_deferred_experts: Annotated[int, Meta(ge=0, le=64)] = 0
     gpu_prefill_threshold: _Positive | None = None
     random_seed: int | None = None
     memory_fraction: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.8

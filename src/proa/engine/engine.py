@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from itertools import chain
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,9 @@ from proa.engine.sampler import Draw, draw
 from proa.engine.scheduler import Chunk, Scheduler
 from proa.ipc.messages import EngineStats, Generate, PrefillProgress, StepOutput, TokenOutput
 from proa.kvcache.manager import KVManager
+
+if TYPE_CHECKING:  # it takes the extension, whose faults are reported by `run_engine`
+    from proa.moe.usage import ExpertUsage
 
 __all__ = ["Engine"]
 
@@ -50,15 +54,20 @@ class Engine:
         eos_token_ids: Sequence[int],
         max_model_len: int,
         grammars: GrammarWorker | None = None,
+        usage: ExpertUsage | None = None,
         random_seed: int | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        """`max_prompt_tokens`: of a pass. `grammars`: compiles constraints; None: those with a grammar are refused."""
+        """`max_prompt_tokens`: of a pass. `grammars`: compiles constraints; None: those with a grammar are refused.
+
+        `usage`: is told between steps.
+        """
         self._runner = runner
         self._clock = clock
         self._manager = manager
         self._scheduler = scheduler
         self._pace = pace
+        self.usage = usage
         self._max_prompt_tokens = max_prompt_tokens
         self._pass: PrefillPass | None = None
         # Of a pass that failed: each is tried alone.
@@ -166,6 +175,9 @@ class Engine:
         forwarded = self._clock()
         for chunk, logits in computed:
             self._advance(chunk, logits)
+        if self.usage is not None and self._pass is None and computed:
+            # Not between the layers of a pass, which has planned with every expert where it is.
+            self.usage.after_step(sum(chunk.count for chunk, _ in computed))
         ended = self._clock()
         self._sample_ms = (ended - forwarded) * 1e3
         self._step_ms = (ended - started) * 1e3

@@ -10,30 +10,55 @@ from proa.models import ExpertInfo, ExpertPlan, GpuBytes
 from proa.moe.placement import ExpertBudget, place
 from proa.moe.stats import ExpertStats
 
-__all__ = ["place_experts", "with_experts"]
+__all__ = ["MAX_MOVES", "RAM_SLOTS", "expert_budget", "expert_count_asked", "place_experts", "with_experts"]
 
 RING_SHARE = 8  # the ring takes at most this part of the GPU's memory
+# Experts that change places at a time: a slot each in GPU memory, and a copy in each direction beside a step.
+MAX_MOVES = 16
+# By so many experts a layer's share of the GPU may shrink: they have memory in RAM from the start.
+RAM_SLOTS = 8
 
 
-def place_experts(config: EngineConfig, info: ExpertInfo, *, all_bytes: int, gpu_bytes: int) -> ExpertPlan:
-    """What the flags ask for. `all_bytes`: of all routed experts; `gpu_bytes`: of the GPU's memory.
+def expert_budget(config: EngineConfig, info: ExpertInfo) -> ExpertBudget | None:
+    """What the flags ask for, at most all there are; None: as many as fit.
 
     Raises:
-        ConfigError: more experts than there are, or counts that are missing, unreadable or of another model.
+        ConfigError: a ratio outside 0 to 1.
     """
     if config.gpu_experts_ratio is not None:
-        budget = ExpertBudget.ratio(info.layers, info.experts, config.gpu_experts_ratio)
-    else:
-        budget = ExpertBudget.per_layer(info.layers, info.experts, config.gpu_experts or 0)
+        return ExpertBudget.ratio(info.layers, info.experts, config.gpu_experts_ratio)
+    if config.gpu_experts is None:
+        return None
+    # A launch line written for another model or machine still starts; the table says what became of it.
+    return ExpertBudget.per_layer(info.layers, info.experts, min(config.gpu_experts, info.experts))
+
+
+def expert_count_asked(config: EngineConfig, layers: int, experts: int) -> int | None:
+    """How many experts the flags ask for, of however many layers and experts there are; None: as many as fit."""
+    if config.gpu_experts_ratio is not None:
+        return int(config.gpu_experts_ratio * layers * experts)
+    return None if config.gpu_experts is None else config.gpu_experts * layers
+
+
+def place_experts(config: EngineConfig, info: ExpertInfo, count: int, *, all_bytes: int, gpu_bytes: int) -> ExpertPlan:
+    """`count` experts on the GPU. `all_bytes`: of all routed experts; `gpu_bytes`: of the GPU's memory.
+
+    Raises:
+        ConfigError: routing counts that are missing, unreadable or of another model.
+    """
+    budget = ExpertBudget(info.layers, info.experts, count)
     stats = None if config.expert_location is None else ExpertStats.load(Path(config.expert_location))
-    on_gpu = place(config.expert_placement, budget, stats).on_gpu
+    plan = ExpertPlan(place(config.expert_placement, budget, stats).on_gpu, max_deferred=config.max_deferred_experts)
+    if config.expert_updates and 0 < count < budget.total:
+        moves = min(MAX_MOVES, count, budget.total - count)
+        plan = replace(plan, moves=moves, ram_slots=RAM_SLOTS)
     if config.gpu_prefill_threshold is None:
-        return ExpertPlan(on_gpu)
+        return plan
     # A layer at most: what is ahead of that waits for nothing.
     ring = min(all_bytes // max(1, info.layers), gpu_bytes // RING_SHARE)
     # A pass of streamed experts cannot be part of a graph.
     captured = 0 if config.disable_cuda_graph else min(config.cuda_graph_max_bs, config.max_running_requests)
-    return ExpertPlan(on_gpu, max(config.gpu_prefill_threshold, captured + 1), ring)
+    return replace(plan, stream_from=max(config.gpu_prefill_threshold, captured + 1), ring_bytes=ring)
 
 
 def with_experts(needed: GpuBytes, plan: ExpertPlan, info: ExpertInfo, *, all_bytes: int, max_tokens: int) -> GpuBytes:
@@ -43,5 +68,6 @@ def with_experts(needed: GpuBytes, plan: ExpertPlan, info: ExpertInfo, *, all_by
     pairs = max_tokens * info.top_k
     # Rows of pairs between gate, up and down, after down, and x, in bf16 (float32 where they are few).
     scratch = 2 * pairs * (info.hidden + info.intermediate) + 2 * max_tokens * info.hidden
-    placed = all_bytes * int(plan.on_gpu.sum()) // max(1, info.layers * info.experts)
+    slots = int(plan.on_gpu.sum()) + plan.moves
+    placed = all_bytes * slots // max(1, info.layers * info.experts)
     return replace(needed, weights=needed.weights + placed + plan.ring_bytes, scratch=needed.scratch + scratch)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 from proa.core.errors import ConfigError
 from proa.device.select import Gpu
 from proa.engine.config import EngineConfig
-from proa.engine.kv_plan import RESERVE_BYTES, KVPlan, plan_kv
-from proa.models import GpuBytes, ModelInfo
+from proa.engine.expert_placement import MAX_MOVES, expert_budget, expert_count_asked, place_experts, with_experts
+from proa.engine.kv_plan import MIN_AUTO_TOKENS, RESERVE_BYTES, KVPlan, plan_kv
+from proa.kvcache.pool import KVDtype, kv_bytes_per_token
+from proa.models import ExpertPlan, GpuBytes, ModelInfo
 
-__all__ = ["check_expert_memory", "plan_gpu", "scratch_bytes"]
+__all__ = ["check_expert_memory", "fit_experts", "plan_gpu", "scratch_bytes", "with_ram"]
 
 _GIB = 2**30
 # Of what weights and scratch leave: the rest is for fragments, which torch's allocator has when sizes change.
 _KV_FRACTION = 0.95
 # Logits are there twice, and once more while they are sampled from, sorted with their indices of 8 bytes.
 _BYTES_PER_LOGIT = 4 + 4 + 12
+# Requests of full length that the cache is to hold before free memory is for experts.
+_FULL_REQUESTS = 4
 
 
 def scratch_bytes(config: EngineConfig, model: ModelInfo, needed: GpuBytes) -> int:
@@ -22,35 +29,134 @@ def scratch_bytes(config: EngineConfig, model: ModelInfo, needed: GpuBytes) -> i
     return needed.scratch + config.max_running_requests * model.vocab_size * _BYTES_PER_LOGIT
 
 
-def plan_gpu(config: EngineConfig, gpu: Gpu, model: ModelInfo, needed: GpuBytes) -> tuple[KVPlan, dict[str, str]]:
-    """The KV cache in the memory that `needed` leaves of `gpu`, and what to say of it.
+def fit_experts(
+    config: EngineConfig, gpu: Gpu, model: ModelInfo, trunk: GpuBytes, *, expert_bytes: int, max_tokens: int
+) -> ExpertPlan:
+    """The experts for the GPU: those asked for as far as they fit, else what the KV cache leaves room for.
+
+    Without a number of experts the cache comes first: the context of some requests, in at most half of the room; of one
+    where every expert then fits. `expert_bytes`: of all experts; `max_tokens`: of a forward.
+
+    Raises:
+        ConfigError: as `expert_budget` and `place_experts`.
+    """
+    info, all_experts = model.experts, model.experts.layers * model.experts.experts
+    place = partial(place_experts, config, info, all_bytes=expert_bytes, gpu_bytes=gpu.total_bytes)
+    size = partial(with_experts, trunk, info=info, all_bytes=expert_bytes, max_tokens=max_tokens)
+    asked = expert_budget(config, info)
+    wanted = all_experts if asked is None else asked.gpu_experts
+    if wanted == 0:
+        return place(0)
+    one = place(1)
+    expert = -(-expert_bytes // all_experts)
+    base = size(plan=one)
+    room = _available(config, gpu, scratch_bytes(config, model, base)) - scratch_bytes(config, model, base)
+    room = int((room - RESERVE_BYTES - base.weights + expert * (1 + one.moves)) * _KV_FRACTION)
+    cache = _cache_bytes(config, model, room, automatic=asked is None)
+    fitting = max(0, room - cache) // expert
+    if fitting >= wanted or room - all_experts * expert >= min(cache, _context_bytes(config, model)):
+        return place(wanted)
+    return place(min(wanted, max(0, fitting - (MAX_MOVES if config.expert_updates else 0))))
+
+
+def _cache_bytes(config: EngineConfig, model: ModelInfo, room: int, *, automatic: bool) -> int:
+    """Of the KV cache that experts leave alone."""
+    token = _token_bytes(config, model)
+    if config.max_total_tokens is not None:
+        return config.max_total_tokens * token
+    context = (config.context_length or model.max_position_embeddings) + config.block_size
+    least = context * token if config.context_length is not None else min(context, MIN_AUTO_TOKENS) * token
+    if not automatic:
+        return least
+    return max(least, min(min(config.max_running_requests, _FULL_REQUESTS) * context * token, room // 2))
+
+
+def _context_bytes(config: EngineConfig, model: ModelInfo) -> int:
+    """The cache of one request of full length."""
+    return ((config.context_length or model.max_position_embeddings) + config.block_size) * _token_bytes(config, model)
+
+
+def _token_bytes(config: EngineConfig, model: ModelInfo) -> int:
+    dtype = _auto_dtype(model) if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    return kv_bytes_per_token(model.layout, dtype)
+
+
+def _auto_dtype(model: ModelInfo) -> KVDtype:
+    """Float32 weights ask for more than bf16 holds; others gain nothing from a larger cache."""
+    return "float32" if model.has_float32_trunk else "bfloat16"
+
+
+def _available(config: EngineConfig, gpu: Gpu, scratch: int) -> int:
+    """Bytes for everything. `--mem-fraction-static` bounds weights and cache, not `scratch`."""
+    if config.mem_fraction_static is None:
+        return gpu.free_bytes
+    return min(gpu.free_bytes, int(gpu.total_bytes * config.mem_fraction_static) + scratch + RESERVE_BYTES)
+
+
+def plan_gpu(
+    config: EngineConfig,
+    gpu: Gpu,
+    model: ModelInfo,
+    needed: GpuBytes,
+    placed: ExpertPlan | None = None,
+    *,
+    expert_bytes: int = 0,
+) -> tuple[KVPlan, dict[str, str]]:
+    """The KV cache in the memory that `needed` leaves of `gpu`, and what to say of it and of the experts `placed`.
+
+    `needed`: with those experts, of `expert_bytes` in all.
 
     Raises:
         ConfigError: the trunk, or a useful cache beside it, does not fit.
     """
     scratch = scratch_bytes(config, model, needed)
-    available = gpu.free_bytes
-    if config.mem_fraction_static is not None:
-        static = int(gpu.total_bytes * config.mem_fraction_static)
-        available = min(available, static + scratch + RESERVE_BYTES)
     plan = plan_kv(
         config,
         model.layout,
         model_context=model.max_position_embeddings,
         weight_bytes=needed.weights + scratch,
-        available_bytes=available,
-        # Float32 weights ask for more than bf16 holds; others gain nothing from a larger cache.
-        auto_dtype="float32" if model.has_float32_trunk else "bfloat16",
+        available_bytes=_available(config, gpu, scratch),
+        auto_dtype=_auto_dtype(model),
         fraction=_KV_FRACTION,
         memory="GPU memory",
     )
     cache = plan.num_tokens * model.layout.elements_per_token() * (4 if plan.dtype == "float32" else 2)
-    parts = {"trunk": needed.weights, "KV cache": cache, "scratch": scratch, "reserve": RESERVE_BYTES}
-    table = ", ".join(f"{name} {size / _GIB:.2f}" for name, size in parts.items())
-    return plan, {
+    experts = (
+        0 if placed is None else expert_bytes * (int(placed.on_gpu.sum()) + placed.moves) // max(1, placed.on_gpu.size)
+    )
+    ring = 0 if placed is None else placed.ring_bytes
+    parts = {
+        "trunk": needed.weights - experts - ring,
+        "routed experts": experts,
+        "streaming buffers": ring,
+        "KV cache": cache,
+        "scratch": scratch,
+        "reserve": RESERVE_BYTES,
+    }
+    table = ", ".join(f"{name} {size / _GIB:.2f}" for name, size in parts.items() if size)
+    notes = {
         "device": f"{gpu.name} (cuda:{gpu.index})",
         "gpu_memory": f"{table} of {gpu.free_bytes / _GIB:.2f} GiB free",
     }
+    return plan, notes if placed is None else notes | _expert_notes(config, placed)
+
+
+def _expert_notes(config: EngineConfig, placed: ExpertPlan) -> dict[str, str]:
+    layers, experts = placed.on_gpu.shape
+    count = int(placed.on_gpu.sum())
+    text = f"{count} of {placed.on_gpu.size}, {config.expert_placement}"
+    asked = expert_count_asked(config, layers, experts)
+    if asked is None:
+        text += ", as many as fit"
+    elif asked > count:
+        text += f"; {asked} asked for, more do not fit or are not there"
+    notes = {"gpu_experts": text}
+    if config.expert_updates:
+        moving = f"up to {placed.moves} at a time follow the routing"
+        notes["expert_updates"] = moving if placed.moves else "none: all experts are in one place"
+    if placed.max_deferred:
+        notes["deferred_experts"] = f"up to {placed.max_deferred} of a token, in decode steps"
+    return notes
 
 
 def check_expert_memory(expert_bytes: int, available_bytes: int) -> None:
@@ -58,3 +164,21 @@ def check_expert_memory(expert_bytes: int, available_bytes: int) -> None:
     if expert_bytes + RESERVE_BYTES > available_bytes:
         expected = f"{(expert_bytes + RESERVE_BYTES) / _GIB:.2f} GiB for the routed experts, reserve included"
         raise ConfigError("memory", expected, f"{available_bytes / _GIB:.2f} GiB available", "free memory")
+
+
+def with_ram(placed: ExpertPlan, expert_bytes: int, available_bytes: int) -> ExpertPlan:
+    """`placed` with as many slots for experts that leave the GPU as RAM has; none move where it has none.
+
+    `expert_bytes`: of all experts.
+
+    Raises:
+        ConfigError: the experts that are not on the GPU do not fit.
+    """
+    all_experts, layers = max(1, placed.on_gpu.size), max(1, placed.on_gpu.shape[0])
+    in_ram = expert_bytes - expert_bytes * int(placed.on_gpu.sum()) // all_experts
+    check_expert_memory(in_ram, available_bytes)
+    if not placed.moves:
+        return placed
+    # At most half of what is left: others use the machine too.
+    slots = (available_bytes - in_ram - RESERVE_BYTES) // 2 // max(1, layers * expert_bytes // all_experts)
+    return replace(placed, ram_slots=min(placed.ram_slots, slots), moves=placed.moves if slots else 0)

@@ -9,13 +9,13 @@ from proa.engine.config import EngineConfig
 from proa.kvcache.layout import KVLayout
 from proa.kvcache.pool import KVDtype, kv_bytes_per_token
 
-__all__ = ["RESERVE_BYTES", "KVPlan", "plan_kv"]
+__all__ = ["MIN_AUTO_TOKENS", "RESERVE_BYTES", "KVPlan", "plan_kv"]
 
 _GIB = 2**30
 # Activations, logits, the interpreter, and room for the rest of the machine.
 RESERVE_BYTES = 1 * _GIB
 # An engine that cannot take this many tokens is not worth starting unless asked for.
-_MIN_AUTO_TOKENS = 1024
+MIN_AUTO_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def plan_kv(
     else:
         useful = config.max_running_requests * -(-context // config.block_size)
         num_blocks = min(useful, int(room * fraction) // (token_bytes * config.block_size))
-        least = min(context, _MIN_AUTO_TOKENS)
+        least = min(context, MIN_AUTO_TOKENS)
         if num_blocks * config.block_size < least:
             raise ConfigError(
                 memory,

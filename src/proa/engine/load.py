@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import torch
 
 from proa.attention.backend import gpu_backend
 from proa.chat.grammar.vocabulary import load_vocabulary
+from proa.core.errors import UnsupportedError
 from proa.device.select import Gpu, choose_gpu, create_device
 from proa.engine.build import LoadedModel, Report, max_forward_tokens
 from proa.engine.config import EngineConfig
-from proa.engine.expert_placement import place_experts, with_experts
-from proa.engine.gpu_plan import check_expert_memory, plan_gpu
+from proa.engine.expert_placement import with_experts
+from proa.engine.gpu_plan import fit_experts, plan_gpu, with_ram
 from proa.engine.kv_plan import plan_kv
 from proa.engine.memory import available_bytes
 from proa.kvcache.pool import KVPool
@@ -25,12 +28,14 @@ from proa.models import (
     Model,
     ModelInfo,
     check_expert_method,
+    check_gpu_experts,
     gpu_bytes,
     inspect,
     load_model,
     open_experts,
     packed_bytes,
 )
+from proa.native._C import CudaDriver, CudaError, CudaMissing
 from proa.native.runtime import CpuRuntime
 from proa.weights.checkpoint import Checkpoint
 from proa.weights.expert_source import ExpertSource
@@ -80,7 +85,7 @@ def _load_on_cpu(
     # The scratch memory of large chunks, known only now, may be more than the reserve.
     plan = plan_for(weight_bytes=weight_bytes + model.workspace_bytes)
     info = {**plan.notes, **_info(config, model_info, runtime), "device": "cpu"}
-    return LoadedModel(model, model_info.layout, plan, model_info.eos_token_ids, info)
+    return LoadedModel(model, model_info.layout, plan, model_info.eos_token_ids, info, usage=model.expert_usage)
 
 
 def _load_on_gpu(
@@ -94,21 +99,52 @@ def _load_on_gpu(
     max_tokens = max_forward_tokens(config)
     trunk = gpu_bytes(checkpoint, experts, max_tokens=max_tokens)
     expert_bytes, info = packed_bytes(checkpoint, experts) - trunk.weights, model_info.experts
-    placed = place_experts(config, info, all_bytes=expert_bytes, gpu_bytes=gpu.total_bytes)
+    config, notes = _without_gpu_experts(config, checkpoint, experts)
+    placed = fit_experts(config, gpu, model_info, trunk, expert_bytes=expert_bytes, max_tokens=max_tokens)
+    placed = with_ram(placed, expert_bytes, available_bytes())
     needed = with_experts(trunk, placed, info, all_bytes=expert_bytes, max_tokens=max_tokens)
-    plan, notes = plan_gpu(config, gpu, model_info, needed)
-    on_gpu = int(placed.on_gpu.sum())
-    all_experts = max(1, info.layers * info.experts)
-    check_expert_memory(expert_bytes - expert_bytes * on_gpu // all_experts, available_bytes())
+    plan, gpu_notes = plan_gpu(config, gpu, model_info, needed, placed, expert_bytes=expert_bytes)
+    notes |= gpu_notes
     # One core for the thread that launches: threads of the experts stay awake during a step.
     runtime = CpuRuntime(config.num_threads, spare=1)
     model = _load(config, gpu, runtime, checkpoint, experts, plan.max_model_len, report, placed)
     notes = {**plan.notes, **_info(config, model_info, runtime), **notes}
-    notes["gpu_experts"] = f"{on_gpu} of {all_experts}, {config.expert_placement}"
     capture = None
     if model.is_capturable and not config.disable_cuda_graph:
         capture = partial(_capture, model, min(config.cuda_graph_max_bs, config.max_running_requests))
-    return LoadedModel(model, model_info.layout, plan, model_info.eos_token_ids, notes, gpu.torch_device, capture)
+    return LoadedModel(
+        model,
+        model_info.layout,
+        plan,
+        model_info.eos_token_ids,
+        notes,
+        gpu.torch_device,
+        capture,
+        usage=model.expert_usage,
+    )
+
+
+def _without_gpu_experts(
+    config: EngineConfig, checkpoint: Checkpoint, experts: ExpertSource | None
+) -> tuple[EngineConfig, dict[str, str]]:
+    """`config` with all experts in RAM where nobody asked for others and the GPU cannot compute them, and why.
+
+    Raises:
+        UnsupportedError: it was asked to, and cannot.
+    """
+    try:
+        if importlib.util.find_spec("triton") is None:
+            raise UnsupportedError("GPU experts", "the package triton", "none")
+        check_gpu_experts(checkpoint, experts)
+        CudaDriver()
+    except (UnsupportedError, CudaMissing, CudaError) as error:
+        asked = config.gpu_experts_ratio or config.gpu_experts or config.gpu_prefill_threshold
+        if asked and isinstance(error, UnsupportedError):
+            raise
+        if asked:
+            raise UnsupportedError("GPU experts", "a CUDA driver that hands over", error) from error
+        return msgspec.structs.replace(config, gpu_experts=0), {"experts": f"all in RAM: {error}"}
+    return config, {}
 
 
 def _capture(model: Model, max_batch: int, pool: KVPool, max_blocks: int) -> DecodeGraphs:

@@ -93,6 +93,7 @@ def route(
     renormalize: bool = True,
     eps: float = 0.0,
     scale: float = 1.0,
+    counts: torch.Tensor | None = None,
 ) -> None:
     """Chooses the top-k experts of each token, as `proa.native.ops.route`; of equal ranks the lower expert wins."""
     scores = torch.sigmoid(logits) if score == "sigmoid" else torch.softmax(logits, -1)
@@ -108,6 +109,8 @@ def route(
         picked = picked / (picked.sum(-1, keepdim=True) + eps)
     ids.copy_(chosen)
     weights.copy_(picked * scale)
+    if counts is not None:
+        counts += torch.bincount(chosen.flatten(), minlength=counts.shape[0])
 
 
 def paged_attention(

@@ -21,13 +21,15 @@ def route(
     renormalize: bool = True,
     eps: float = 0.0,
     scale: float = 1.0,
+    counts: torch.Tensor | None = None,
 ) -> None:
     """Chooses the top-k experts of each token; of equal ranks the lower expert wins, NaN comes last.
 
     logits: float32 `[T, E]`, rows strided. ids: int32 `[T, k]` and weights: float32 `[T, k]` are written, best first.
     bias: float32 `[E]`, added to the scores ("softmax" or "sigmoid" of the logits) for the choice only. Groups, equal
     runs of experts, rank by the sum of their two best ranks; experts outside the best `top_groups` are out. Weights are
-    the unbiased scores, divided by (their sum + eps) with `renormalize`, times `scale`.
+    the unbiased scores, divided by (their sum + eps) with `renormalize`, times `scale`. counts: int64 `[E]`, grows by
+    the tokens of each expert.
     """
     tokens, num_experts = logits.shape
     top_k = ids.shape[1]
@@ -38,6 +40,7 @@ def route(
         logits if bias is None else bias,
         ids,
         weights,
+        ids if counts is None else counts,
         num_experts // num_groups,
         num_groups,
         eps,
@@ -46,6 +49,7 @@ def route(
         ids.stride(0),
         weights.stride(0),
         BIAS=bias is not None,
+        COUNTS=counts is not None,
         SIGMOID=score == "sigmoid",
         RENORMALIZE=renormalize,
         TOP_K=top_k,
@@ -90,6 +94,7 @@ def _route(
     bias,
     ids,
     weights,
+    counts,
     group_size,
     num_groups,
     eps,
@@ -98,6 +103,7 @@ def _route(
     ids_token,
     weights_token,
     BIAS: tl.constexpr,
+    COUNTS: tl.constexpr,
     SIGMOID: tl.constexpr,
     RENORMALIZE: tl.constexpr,
     TOP_K: tl.constexpr,
@@ -138,3 +144,5 @@ def _route(
         chosen_scores = chosen_scores / total
     tl.store(ids + token * ids_token + slot, chosen_ids, mask=slot < TOP_K)
     tl.store(weights + token * weights_token + slot, chosen_scores * scale, mask=slot < TOP_K)
+    if COUNTS:
+        tl.atomic_add(counts + chosen_ids, 1, mask=slot < TOP_K, sem="relaxed")

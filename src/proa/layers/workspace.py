@@ -22,12 +22,17 @@ class ExpertPlan:
     """Which routed experts are in GPU memory and which go through it.
 
     on_gpu: bool `[MoE layers, experts]`. stream_from: forwards of so many tokens and more have the other experts
-    stream through `ring_bytes` of GPU memory; None: they run on the CPU.
+    stream through `ring_bytes` of GPU memory; None: they run on the CPU. moves: experts that may change places at a
+    time, each with a slot of GPU memory to come to; 0: they stay. ram_slots: of each layer, for those that leave the
+    GPU. max_deferred: slots of a token whose experts on the CPU may come one layer late in a decode step.
     """
 
     on_gpu: np.ndarray
     stream_from: int | None = None
     ring_bytes: int = 0
+    moves: int = 0
+    ram_slots: int = 0
+    max_deferred: int = 0
 
     @property
     def uses_gpu(self) -> bool:
@@ -68,6 +73,10 @@ class Workspace:
             self._shared[name] = create()
         value: T = self._shared[name]
         return value
+
+    def made(self, name: str) -> Any:
+        """What `shared` made, None if it did not."""
+        return self._shared.get(name)
 
     def rows(
         self,

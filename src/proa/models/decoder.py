@@ -24,7 +24,10 @@ from proa.layers.parameters import ParameterReader
 from proa.layers.rotary import RotaryEmbedding
 from proa.layers.workspace import ExpertPlan, Workspace, measuring_workspace
 from proa.moe.layer import MoeLayer, MoeRows, MoeSpec
+from proa.moe.stats import RoutingCounts
+from proa.moe.strategies import create_usage
 from proa.moe.traffic import ExpertTraffic
+from proa.moe.usage import ExpertUsage
 
 __all__ = ["Decoder", "DecoderSpec", "gpu_scratch_bytes"]
 
@@ -117,6 +120,7 @@ class Decoder:
         layers: list[DecoderLayer],
         norm: RMSNorm,
         head: Linear,
+        usage: ExpertUsage,
     ) -> None:
         self._spec = spec
         self._backend = backend
@@ -125,6 +129,9 @@ class Decoder:
         self._layers = layers
         self._norm = norm
         self._head = head
+        self.expert_usage = usage
+        plan = workspace.expert_plan
+        self._may_defer = plan is not None and plan.max_deferred > 0
         self._rows: OrderedDict[tuple[int, bool], Rows] = OrderedDict()
         self._stopped = False  # `layers` is between two
         # Takes all scratch memory now, so that no forward does.
@@ -149,11 +156,13 @@ class Decoder:
         workspace = Workspace(reader.device, max_tokens, expert_plan)
         rotary = RotaryEmbedding(reader.device, spec.attention.rotary, max_positions)
         embedding = Embedding.load(reader, "model.embed_tokens", vocab_size=spec.vocab_size, hidden=spec.hidden)
-        layers = [DecoderLayer.load(reader, spec, layer, rotary, workspace) for layer in range(spec.num_layers)]
+        counts = RoutingCounts(len(spec.moe_layers), spec.moe.router.num_experts, reader.device.torch_device)
+        layers = [DecoderLayer.load(reader, spec, layer, rotary, workspace, counts) for layer in range(spec.num_layers)]
         norm = RMSNorm.load(reader, "model.norm", size=spec.hidden, eps=spec.norm_eps)
         head = load_output_head(reader, "lm_head", embedding, tied=spec.tied_head)
         backend = create_attention(attention, reader.device, spec.head_shape)
-        return cls(spec, backend, workspace, embedding=embedding, layers=layers, norm=norm, head=head)
+        usage = create_usage(counts, workspace, spec.moe.router.top_k)
+        return cls(spec, backend, workspace, embedding=embedding, layers=layers, norm=norm, head=head, usage=usage)
 
     @property
     def layout(self) -> KVLayout:
@@ -234,12 +243,17 @@ class Decoder:
         self, batch: ForwardBatch, kv: KVPool, still_wanted: StillWanted | None, *, beside: bool
     ) -> Generator[float, None, torch.Tensor]:
         rows = self._rows_of(batch.token_ids.shape[0], beside=beside)
+        # A decode step: no layer leaves rows out, and nobody waits long for its end.
+        singles = batch.token_ids.shape[0] == batch.num_single == batch.logit_rows.shape[0]
+        defers = self._may_defer and beside and singles
+        if defers:
+            still_wanted = None
         step = self._backend.begin(batch, kv)
         self._embedding.forward(batch.token_ids, rows.residual)
         delta: torch.Tensor | None = None
         for done, layer in enumerate(self._layers[:-1], start=1):
             layer.attend(rows, delta, batch.positions, step)
-            layer.feed_forward(rows)
+            layer.feed_forward(rows, defers=defers)
             yield done / len(self._layers)
             wanted = None if still_wanted is None else still_wanted()
             if wanted is not None:
@@ -251,9 +265,9 @@ class Decoder:
                 step = self._backend.begin(batch, kv)
             delta = rows.delta
         self._layers[-1].attend(rows, delta, batch.positions, step)
-        return self._finish(rows, batch.logit_rows, beside=beside)
+        return self._finish(rows, batch.logit_rows, beside=beside, defers=defers)
 
-    def _finish(self, rows: Rows, logit_rows: torch.Tensor, *, beside: bool) -> torch.Tensor:
+    def _finish(self, rows: Rows, logit_rows: torch.Tensor, *, beside: bool, defers: bool) -> torch.Tensor:
         """After the attention of the last layer, which fills the cache, only rows whose logits are wanted go on."""
         count = logit_rows.shape[0]
         logits = self._logits(count)
@@ -261,7 +275,7 @@ class Decoder:
             return logits
         if count < rows.residual.shape[0]:
             rows = self._narrow(rows, logit_rows, beside=beside)
-        self._layers[-1].feed_forward(rows)
+        self._layers[-1].feed_forward(rows, defers=defers)
         self._norm.add_forward(rows.residual, rows.delta, rows.normed)
         self._head.forward(rows.normed, logits)
         return logits
@@ -310,7 +324,13 @@ class DecoderLayer:
 
     @classmethod
     def load(
-        cls, reader: ParameterReader, spec: DecoderSpec, layer: int, rotary: RotaryEmbedding, workspace: Workspace
+        cls,
+        reader: ParameterReader,
+        spec: DecoderSpec,
+        layer: int,
+        rotary: RotaryEmbedding,
+        workspace: Workspace,
+        counts: RoutingCounts,
     ) -> DecoderLayer:
         prefix = f"model.layers.{layer}"
         attention_norm = RMSNorm.load(reader, f"{prefix}.input_layernorm", size=spec.hidden, eps=spec.norm_eps)
@@ -322,7 +342,8 @@ class DecoderLayer:
             attention = GroupedQueryAttention.load(reader, f"{prefix}.self_attn", spec.attention, layer, rotary)
         mlp: GatedMLP | MoeLayer
         if layer in spec.moe_layers:
-            mlp = MoeLayer.load(reader, prefix, spec.moe, layer, workspace)
+            row = counts.of_layer(sorted(spec.moe_layers).index(layer))
+            mlp = MoeLayer.load(reader, prefix, spec.moe, layer, workspace, row)
         else:
             mlp = load_mlp(
                 reader,
@@ -356,10 +377,13 @@ class DecoderLayer:
             self._attention_norm.add_forward(rows.residual, delta, rows.normed)
         self._attend(rows.normed, positions, rows.attention, step, rows.delta)
 
-    def feed_forward(self, rows: Rows) -> None:
-        """Adds `rows.delta` to the residual and replaces it by the output of the MLP or the experts."""
+    def feed_forward(self, rows: Rows, *, defers: bool) -> None:
+        """Adds `rows.delta` to the residual and replaces it by the output of the MLP or the experts.
+
+        `defers`: see `LayerContext`.
+        """
         self._mlp_norm.add_forward(rows.residual, rows.delta, rows.normed)
         if isinstance(self._mlp, MoeLayer):
-            self._mlp.forward(rows.normed, rows.moe, rows.delta)
+            self._mlp.forward(rows.normed, rows.moe, rows.delta, defers=defers)
         else:
             self._mlp.forward(rows.normed, rows.delta)

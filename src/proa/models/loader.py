@@ -25,6 +25,7 @@ from proa.models.config import ModelConfig
 from proa.models.decoder import Decoder, gpu_scratch_bytes
 from proa.models.registry import checkpoint_config, decoder_spec
 from proa.moe.traffic import ExpertTraffic
+from proa.moe.usage import ExpertUsage
 from proa.native.runtime import CpuRuntime
 from proa.weights.checkpoint import Checkpoint
 from proa.weights.expert_source import ExpertSource
@@ -62,6 +63,10 @@ class Model(Protocol):
 
     @property
     def expert_traffic(self) -> ExpertTraffic: ...
+
+    @property
+    def expert_usage(self) -> ExpertUsage:
+        """Of the routed experts; told of every step by who drives the model."""
 
     def forward(self, batch: ForwardBatch, kv: KVPool, still_wanted: StillWanted | None = None) -> torch.Tensor:
         """Writes the batch's keys and values to `kv` and returns float32 logits `[L, vocab]` of `logit_rows`.

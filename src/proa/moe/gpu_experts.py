@@ -64,10 +64,11 @@ class GpuExperts:
     """Which experts of one layer are on the GPU, and where.
 
     `table` int64 `[E, 3]` on the GPU (see `ExpertCompute`) stays the same tensor, so that captured graphs see experts
-    come and go. `sizes`: bytes of gate, of up and of down.
+    come and go. `sizes`: bytes of gate, of up and of down. `movable`: experts may come after a graph was captured, even
+    to a layer that had none.
     """
 
-    __slots__ = ("_arena", "_compute", "_driver", "_slots", "sizes", "table")
+    __slots__ = ("_arena", "_compute", "_driver", "_movable", "_slots", "sizes", "table")
 
     def __init__(
         self,
@@ -76,11 +77,14 @@ class GpuExperts:
         sizes: tuple[int, int, int],
         compute: ExpertCompute,
         driver: CudaDriver,
+        *,
+        movable: bool = False,
     ) -> None:
         assert sum(sizes) <= arena.slot_bytes, "slots are as large as the largest expert"
         self._arena = arena
         self._compute = compute
         self._driver = driver
+        self._movable = movable
         self._slots: dict[int, int] = {}
         self.sizes = sizes
         self.table = torch.full((num_experts, 3), -1, dtype=torch.int64, device=arena.data.device)
@@ -124,7 +128,7 @@ class GpuExperts:
 
     def forward(self, x: torch.Tensor, topk: TopK, out: torch.Tensor) -> None:
         """`x`, `out` float32 `[T, hidden]`; all of `out` is written."""
-        if self._slots:
+        if self._slots or self._movable:
             self._compute(x, topk, self._arena.data, self.table, out, accumulate=False)
         else:
             out.zero_()

@@ -23,12 +23,14 @@ class HybridShared:
     """What the layers of a model use one after another.
 
     With deferral the CPU still reads a layer's tokens while the next layer hands over its own: two exchanges in turn.
+    `deferred`: int64, how many slots have come late so far, on the device.
     """
 
     worker: StreamWorker
     exchanges: tuple[ExpertExchange, ExpertExchange]
     plan: DeferralPlan
     top_k: int
+    deferred: torch.Tensor
 
     @classmethod
     def create(
@@ -38,7 +40,7 @@ class HybridShared:
         late = any(plan.deferred)
         first = ExpertExchange(device, max_tokens, hidden, top_k, late=late)
         second = ExpertExchange(device, max_tokens, hidden, top_k, late=late) if late else first
-        return cls(worker, (first, second), plan, top_k)
+        return cls(worker, (first, second), plan, top_k, torch.zeros((), dtype=torch.int64, device=device))
 
     def exchange(self, layer: int) -> ExpertExchange:
         return self.exchanges[layer % 2]
@@ -50,7 +52,7 @@ class HybridDecode:
     `previous`: of the MoE layer before, whose late experts this one waits for. `waits_above`: with more tokens than
     this Python waits for the layer, so that a long forward may be given up between layers. Layers run in order, each
     forward through all of them. One that raises between two layers leaves jobs behind: the engine starts again, as
-    after every fault of a device. With deferral all layers of a forward have the same tokens.
+    after every fault of a device. Slots come late in forwards that say so (`LayerContext.defers`), in all layers alike.
     """
 
     __slots__ = ("_cpu", "_gpu", "_job", "_late_job", "_layer", "_previous_late_job", "_shared", "_waits_above")
@@ -92,14 +94,16 @@ class HybridDecode:
     def submit(self, x: torch.Tensor, topk: TopK, ctx: LayerContext) -> None:
         shared, own = self._shared, self._shared.exchange(self._layer)
         stream = stream_handle(x.device)
-        if self._late_job < 0:
-            own.give(x, topk, self._gpu.table)
-        else:
+        defers = ctx.defers and self._late_job >= 0
+        if defers:
             now, late = split_slots(topk, shared.plan.deferred[self._layer], self._gpu.table)
             own.give(x, TopK(now, topk.weights), self._gpu.table)
             own.give_late(late)
+            shared.deferred.add_((late >= 0).sum())
+        else:
+            own.give(x, topk, self._gpu.table)
         shared.worker.submit(stream, self._job)
-        if self._late_job >= 0:
+        if defers:
             shared.worker.submit(stream, self._late_job)
         self._gpu.forward(x, topk, ctx.out)
 
@@ -107,7 +111,7 @@ class HybridDecode:
         shared, stream = self._shared, stream_handle(x.device)
         shared.worker.wait(stream, self._job)
         shared.exchange(self._layer).take(ctx.out)
-        if self._previous_late_job >= 0:
+        if ctx.defers and self._previous_late_job >= 0:
             shared.worker.wait(stream, self._previous_late_job)
             shared.exchange(self._layer - 1).take_late(ctx.out)
         if x.shape[0] > self._waits_above and x.device.type == "cuda":

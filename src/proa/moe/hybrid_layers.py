@@ -17,6 +17,7 @@ from proa.moe.cpu_experts import CpuExperts
 from proa.moe.deferral import DeferralPlan
 from proa.moe.gpu_experts import ExpertArena, ExpertCompute, GpuExperts, stream_handle
 from proa.moe.hybrid import HybridDecode, HybridShared
+from proa.moe.mover import ExpertPlaces
 from proa.moe.prefill_plan import LayerPlan
 from proa.moe.stream import WeightStream
 from proa.moe.streamed_prefill import PrefillPass, StreamedPrefill
@@ -60,7 +61,7 @@ class Hybrid:
         self._top_k = top_k
         runtime = workspace.device.runtime
         self._worker = _C.StreamWorker(driver, runtime.pool, runtime.cpus[0], max_jobs=2 * MAX_LAYERS)
-        late = DeferralPlan((0,) * MAX_LAYERS)
+        late = DeferralPlan.create(len(plan.on_gpu), top_k, plan.max_deferred)
         self._shared = HybridShared.create(self._worker, late, self._device, self.max_tokens, hidden, top_k)
         self._layers: list[HybridLayer] = []
         self._arena: ExpertArena | None = None
@@ -72,7 +73,9 @@ class Hybrid:
 
     @classmethod
     def create(cls, experts: CpuExperts, workspace: Workspace, max_top_k: int) -> Hybrid | None:
-        """None, with a line in the log, where the driver cannot hand over."""
+        """None without a CUDA device, and, with a line in the log, where its driver cannot hand over."""
+        if workspace.device.torch_device.type != "cuda":
+            return None
         plan = workspace.expert_plan or ExpertPlan(np.zeros((MAX_LAYERS, experts.layer.num_experts), np.bool_))
         try:
             driver = _C.CudaDriver()
@@ -96,22 +99,47 @@ class Hybrid:
                 torch.cuda.synchronize(self._device)
             for expert in chosen:
                 experts.layer.drop(expert)
-            experts.layer.release_memory()
+        self._keep_memory(experts, self.plan.ram_slots if self.plan.moves else 0)
         previous = self._layers[-1].decode if self._layers else None
         decode = HybridDecode(index, experts.layer, gpu, self._shared, previous, waits_above=MAX_FEW_TOKENS)
         self._layers.append(HybridLayer(experts, gpu, decode, self._prefill(experts, gpu)))
         return self._layers[-1]
 
+    @property
+    def deferred(self) -> torch.Tensor | None:
+        """See `HybridShared`; None where none ever is."""
+        return self._shared.deferred if self.plan.max_deferred else None
+
+    @property
+    def places(self) -> list[ExpertPlaces]:
+        """Of all layers."""
+        return [ExpertPlaces(layer.cpu.layer, layer.gpu) for layer in self._layers]
+
+    def _keep_memory(self, experts: CpuExperts, count: int) -> None:
+        """Memory of experts that went to the GPU is given back but for `count` slots; what may be copied is pinned."""
+        layer = experts.layer
+        away = [expert for expert in range(layer.num_experts) if not layer.is_loaded(expert)]
+        for expert in away[:count]:
+            layer.reserve(expert)
+        layer.release_memory()
+        if self.plan.stream_from is not None or self.plan.moves:
+            self._driver.pin(layer.used_memory, PIN_THREADS)
+            self._pinned += [start for start, _ in layer.used_memory]
+        for expert in away[:count]:
+            layer.drop(expert)
+
     def _gpu_experts(self, experts: CpuExperts) -> GpuExperts:
         layer = experts.layer
         if self._arena is None:
-            self._arena = ExpertArena(self._device, sum(layer.linear_bytes), int(self.plan.on_gpu.sum()))
+            slots = int(self.plan.on_gpu.sum()) + self.plan.moves
+            self._arena = ExpertArena(self._device, sum(layer.linear_bytes), slots)
         compute: ExpertCompute = _no_experts
         if self.plan.uses_gpu:
             if layer.has_bias:
                 raise UnsupportedError("GPU experts", "experts without biases", "biases", "leave all on the CPU")
             compute = self._grouped(experts)
-        return GpuExperts(self._arena, layer.num_experts, layer.linear_bytes, compute, self._driver)
+        movable = self.plan.moves > 0
+        return GpuExperts(self._arena, layer.num_experts, layer.linear_bytes, compute, self._driver, movable=movable)
 
     def _grouped(self, experts: CpuExperts) -> ExpertCompute:
         from proa.kernels.experts import ExpertFormat, ExpertScratch  # slow to import
@@ -130,8 +158,6 @@ class Hybrid:
         if self.plan.stream_from is None:
             return None
         layer = experts.layer
-        self._driver.pin(layer.used_memory, PIN_THREADS)
-        self._pinned += [start for start, _ in layer.used_memory]
         if self._pass is None:
             expert_bytes = sum(layer.linear_bytes)
             part = max(1, self.plan.ring_bytes // RING_PARTS // expert_bytes) * expert_bytes

@@ -62,10 +62,21 @@ class MoeLayer:
         self._nbytes = nbytes
 
     @classmethod
-    def load(cls, reader: ParameterReader, prefix: str, spec: MoeSpec, layer: int, workspace: Workspace) -> MoeLayer:
-        """Reads the router, all experts and the shared experts below `prefix`, e.g. `model.layers.3`."""
+    def load(
+        cls,
+        reader: ParameterReader,
+        prefix: str,
+        spec: MoeSpec,
+        layer: int,
+        workspace: Workspace,
+        counts: torch.Tensor | None = None,
+    ) -> MoeLayer:
+        """Reads the router, all experts and the shared experts below `prefix`, e.g. `model.layers.3`.
+
+        `counts`: see `Router.load`.
+        """
         block = f"{prefix}.{spec.block}"
-        router = Router.load(reader, f"{block}.gate", spec.router, hidden=spec.hidden)
+        router = Router.load(reader, f"{block}.gate", spec.router, hidden=spec.hidden, counts=counts)
         experts = CpuExperts.load(
             reader,
             f"{block}.experts",
@@ -105,10 +116,10 @@ class MoeLayer:
         """Of the routed experts; shared experts are not counted."""
         return self._strategy.traffic
 
-    def forward(self, x: torch.Tensor, rows: MoeRows, out: torch.Tensor) -> None:
-        """`x`, `out` float32 `[T, hidden]`."""
+    def forward(self, x: torch.Tensor, rows: MoeRows, out: torch.Tensor, *, defers: bool = False) -> None:
+        """`x`, `out` float32 `[T, hidden]`. `defers`: see `LayerContext`."""
         self._router.forward(x, rows.logits, rows.topk)
-        ctx = LayerContext(self._layer, out)
+        ctx = LayerContext(self._layer, out, defers)
         self._strategy.submit(x, rows.topk, ctx)
         if self._shared is not None:
             self._shared.forward(x, out, accumulate=True)

@@ -23,7 +23,7 @@ class ExpertPlaces:
 
 
 class ExpertMover:
-    """One batch of swaps at a time. Each needs a free slot of the arena until the batch is done.
+    """One batch of swaps at a time. Each needs a free slot of the arena, and one of its layer's RAM, until it is done.
 
     `start` enqueues copies on a stream of their own; steps go on with the experts where they were. `poll`, between
     steps, switches all of them once the copies are done. A copy to memory that is not pinned waits for it.
@@ -67,9 +67,12 @@ class ExpertMover:
         self._swaps = swaps
 
     def poll(self) -> Sequence[Swap]:
-        """While no step is on its way: the swaps that have just been switched, none while copies are on their way."""
+        """Between steps: the swaps that have just been switched, none while copies are on their way."""
         if not self.busy or (self._done is not None and not self._done.query()):  # type: ignore[no-untyped-call]
             return ()
+        if self._copies is not None:
+            # A step that drew nothing may still run, and its CPU jobs read experts that leave RAM here.
+            torch.cuda.current_stream().synchronize()
         for swap in self._swaps:
             coming, leaving = self._layers[swap.in_layer], self._layers[swap.out_layer]
             coming.gpu.commit(swap.in_expert)

@@ -35,21 +35,39 @@ class Swap:
     out_expert: int
 
 
-def propose_swaps(placement: Placement, shares: np.ndarray, spec: RebalanceSpec) -> list[Swap]:
+def propose_swaps(
+    placement: Placement, shares: np.ndarray, spec: RebalanceSpec, *, ram_slots: np.ndarray | None = None
+) -> list[Swap]:
     """The most used experts in RAM against the least used ones on the GPU, of all layers, best gain first.
 
-    `shares` `[layers, experts]`: tokens per token (`MovingAverage.shares`). The same for the same arguments.
+    `shares` `[layers, experts]`: tokens per token (`MovingAverage.shares`). `ram_slots` int `[layers]`: how many
+    experts of a layer may come to RAM before others leave it; None: any number. The same for the same arguments.
     """
+    num_experts = shares.shape[1]
     flat, on_gpu = shares.reshape(-1), placement.on_gpu.reshape(-1)
     inside, outside = np.flatnonzero(on_gpu), np.flatnonzero(~on_gpu)
-    leaving = inside[np.argsort(flat[inside], kind="stable")][: spec.max_swaps]
+    leaving = _leaving(inside[np.argsort(flat[inside], kind="stable")], num_experts, ram_slots)[: spec.max_swaps]
     coming = outside[np.argsort(-flat[outside], kind="stable")][: spec.max_swaps]
     swaps = []
     for new, old in zip(coming, leaving, strict=False):
         if flat[new] <= flat[old] * (1.0 + spec.margin) + spec.floor:
             break  # later pairs gain less
-        swaps.append(Swap(*divmod(int(new), shares.shape[1]), *divmod(int(old), shares.shape[1])))
+        swaps.append(Swap(*divmod(int(new), num_experts), *divmod(int(old), num_experts)))
     return swaps
+
+
+def _leaving(order: np.ndarray, num_experts: int, ram_slots: np.ndarray | None) -> np.ndarray:
+    """Those of the flat positions `order` for which their layer has a slot in RAM, the first ones first."""
+    if ram_slots is None or not order.size:
+        return order
+    layers = order // num_experts
+    # How many of the same layer come before each.
+    by_layer = np.argsort(layers, kind="stable")
+    starts = np.searchsorted(layers[by_layer], layers[by_layer])
+    before = np.empty_like(order)
+    before[by_layer] = np.arange(order.size) - starts
+    kept: np.ndarray = order[before < ram_slots[layers]]
+    return kept
 
 
 def apply_swaps(placement: Placement, swaps: list[Swap]) -> Placement:

@@ -44,22 +44,41 @@ class TopK:
 class Router:
     """Router of one layer: a linear to `num_experts` logits, then the choice."""
 
-    __slots__ = ("_bias", "_gate", "_route", "spec")
+    __slots__ = ("_bias", "_counts", "_gate", "_route", "spec")
 
-    def __init__(self, device: Device, spec: RouterSpec, gate: Linear, bias: torch.Tensor | None) -> None:
+    def __init__(
+        self,
+        device: Device,
+        spec: RouterSpec,
+        gate: Linear,
+        bias: torch.Tensor | None,
+        counts: torch.Tensor | None = None,
+    ) -> None:
         self._route = device.route
         self.spec = spec
         self._gate = gate
         self._bias = bias
+        self._counts = counts
 
     @classmethod
-    def load(cls, reader: ParameterReader, prefix: str, spec: RouterSpec, *, hidden: int) -> Router:
-        """Reads `{prefix}.weight` and, with a bias, `{prefix}.e_score_correction_bias`."""
+    def load(
+        cls,
+        reader: ParameterReader,
+        prefix: str,
+        spec: RouterSpec,
+        *,
+        hidden: int,
+        counts: torch.Tensor | None = None,
+    ) -> Router:
+        """Reads `{prefix}.weight` and, with a bias, `{prefix}.e_score_correction_bias`.
+
+        `counts`: int64 `[E]` on the device, grows by the tokens that each expert gets.
+        """
         gate = Linear.load(reader, [prefix], out_features=[spec.num_experts], in_features=hidden)
         bias = None
         if spec.bias:
             bias = reader.device.place(reader.vector(f"{prefix}.e_score_correction_bias", spec.num_experts))
-        return cls(reader.device, spec, gate, bias)
+        return cls(reader.device, spec, gate, bias, counts)
 
     @property
     def nbytes(self) -> int:
@@ -80,4 +99,5 @@ class Router:
             renormalize=spec.renormalize,
             eps=spec.eps,
             scale=spec.scale,
+            counts=self._counts,
         )

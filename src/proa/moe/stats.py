@@ -12,7 +12,7 @@ import torch
 
 from proa.core.errors import ConfigError
 
-__all__ = ["ExpertCounter", "ExpertStats", "MovingAverage", "Recorder"]
+__all__ = ["ExpertStats", "MovingAverage", "Recorder", "RoutingCounts"]
 
 KEY = "logical_count"
 
@@ -55,24 +55,31 @@ class ExpertStats:
         path.write_text(json.dumps({KEY: self.counts.tolist()}))
 
 
-class ExpertCounter:
-    """Counts `[layers, experts]` int64 on a device, without synchronizing with it, in a CUDA graph too."""
+class RoutingCounts:
+    """How many tokens the router of each MoE layer sent to each expert, on the device of the trunk.
 
-    __slots__ = ("_counts", "_ones")
+    The routing kernels add to it, so that a step counts without Python and inside a CUDA graph. A forward counts the
+    rows it routes: in the last layer those whose logits are wanted.
+    """
 
-    def __init__(self, num_layers: int, num_experts: int, max_slots: int, device: torch.device) -> None:
-        self._counts = torch.zeros(num_layers, num_experts + 1, dtype=torch.int64, device=device)
-        self._ones = torch.ones(max_slots, dtype=torch.int64, device=device)
+    __slots__ = ("_counts",)
 
-    def add(self, layer: int, ids: torch.Tensor) -> None:
-        """Counts the experts of `ids` `[T, k]`; an id of -1 is none. At most `max_slots` of them."""
-        flat = ids.reshape(-1).to(torch.int64)
-        # The last column takes the ids of -1.
-        self._counts[layer].index_add_(0, flat % self._counts.shape[1], self._ones[: flat.numel()])
+    def __init__(self, num_layers: int, num_experts: int, device: torch.device) -> None:
+        self._counts = torch.zeros(num_layers, num_experts, dtype=torch.int64, device=device)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(layers, experts)."""
+        layers, experts = self._counts.shape
+        return layers, experts
+
+    def of_layer(self, layer: int) -> torch.Tensor:
+        """int64 `[E]` of MoE layer `layer`, counted from 0, to be added to."""
+        return self._counts[layer]
 
     def take(self) -> np.ndarray:
-        """The counts since the last call, float64. Waits for the device."""
-        counts = self._counts[:, :-1].cpu().numpy().astype(np.float64)
+        """The counts since the last call, float64 `[layers, experts]`. Waits for the device."""
+        counts = self._counts.cpu().numpy().astype(np.float64)
         self._counts.zero_()
         return counts
 
@@ -115,32 +122,32 @@ class MovingAverage:
     """Exponential average of the share of tokens that each expert gets: half of it is the last `half_life` tokens.
 
     `shares` float64 `[layers, experts]`: expected tokens per token of the layer; a row sums to top-k once the layer
-    has been seen.
+    has been seen. Layers may see different numbers of tokens.
     """
 
-    __slots__ = ("_seen", "_shares", "half_life")
+    __slots__ = ("_seen", "_shares", "half_life", "top_k")
 
-    def __init__(self, num_layers: int, num_experts: int, half_life: float) -> None:
+    def __init__(self, num_layers: int, num_experts: int, top_k: int, half_life: float) -> None:
         self.half_life = half_life
+        self.top_k = top_k
         self._shares = np.zeros((num_layers, num_experts))
-        self._seen = 0.0
+        self._seen = np.zeros(num_layers)
 
     @property
     def shares(self) -> np.ndarray:
-        """Zeros before the first update."""
+        """Zeros of a layer before its first update."""
         weight = 1.0 - 0.5 ** (self._seen / self.half_life)
-        return self._shares / weight if weight > 0 else self._shares.copy()
+        return self._shares / np.where(weight > 0, weight, 1.0)[:, None]
 
     @property
     def tokens(self) -> float:
-        """Tokens seen in all."""
-        return self._seen
+        """Tokens that the layer which saw most has seen."""
+        return float(self._seen.max(initial=0.0))
 
-    def add(self, counts: np.ndarray, tokens: int) -> None:
-        """`counts` `[layers, experts]` of the last `tokens` tokens."""
-        if tokens <= 0:
-            return
+    def add(self, counts: np.ndarray) -> None:
+        """`counts` `[layers, experts]` of the tokens since the last call."""
+        tokens = counts.sum(axis=1) / self.top_k
         keep = 0.5 ** (tokens / self.half_life)
-        self._shares *= keep
-        self._shares += (1.0 - keep) * counts / tokens
+        self._shares *= keep[:, None]
+        self._shares += ((1.0 - keep) / np.where(tokens > 0, tokens, 1.0))[:, None] * counts
         self._seen += tokens

@@ -8,11 +8,16 @@ from proa.layers.workspace import Workspace
 from proa.moe.cpu_experts import CpuExperts
 from proa.moe.hybrid_layers import MAX_FEW_TOKENS, Hybrid
 from proa.moe.offloaded import OffloadedExperts
+from proa.moe.placement import Placement
+from proa.moe.rebalance import RebalanceSpec
 from proa.moe.router import TopK
+from proa.moe.stats import RoutingCounts
 from proa.moe.strategy import AllCpu, ExpertStrategy, LayerContext
 from proa.moe.traffic import ExpertTraffic
+from proa.moe.updates import ExpertUpdates, UpdateSpec
+from proa.moe.usage import ExpertUsage
 
-__all__ = ["ByTokens", "create_strategy"]
+__all__ = ["ByTokens", "create_strategy", "create_usage"]
 
 
 def create_strategy(experts: CpuExperts, workspace: Workspace, max_top_k: int) -> ExpertStrategy:
@@ -26,8 +31,6 @@ def create_strategy(experts: CpuExperts, workspace: Workspace, max_top_k: int) -
     if workspace.device.name == "cpu":
         return AllCpu(experts)
     offloaded = OffloadedExperts(experts, workspace)
-    if workspace.device.torch_device.type != "cuda":
-        return offloaded
     hybrid = workspace.shared("experts.hybrid", lambda: Hybrid.create(experts, workspace, max_top_k))
     if hybrid is None:
         return offloaded
@@ -39,6 +42,19 @@ def create_strategy(experts: CpuExperts, workspace: Workspace, max_top_k: int) -
     if layer.prefill is not None and hybrid.plan.stream_from is not None:
         strategy = ByTokens(strategy, layer.prefill, hybrid.plan.stream_from - 1)
     return strategy
+
+
+def create_usage(counts: RoutingCounts, workspace: Workspace, top_k: int) -> ExpertUsage:
+    """Of the layers made so far, whose routers add to `counts`. Experts follow it where the plan has them move."""
+    hybrid: Hybrid | None = workspace.made("experts.hybrid")
+    if hybrid is None:
+        return ExpertUsage(counts)
+    updates = None
+    if hybrid.plan.moves:
+        spec = UpdateSpec(rebalance=RebalanceSpec(max_swaps=hybrid.plan.moves))
+        placement = Placement(hybrid.plan.on_gpu.copy())
+        updates = ExpertUpdates(hybrid.places, placement, top_k, workspace.device.torch_device, spec)
+    return ExpertUsage(counts, updates, hybrid.deferred)
 
 
 class ByTokens:

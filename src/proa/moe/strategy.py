@@ -26,10 +26,14 @@ __all__ = ["AllCpu", "ExpertStrategy", "LayerContext"]
 
 @dataclass(frozen=True, slots=True)
 class LayerContext:
-    """What a strategy needs to know of its layer."""
+    """What a strategy needs to know of its layer, and of the forward.
+
+    defers: all layers of this forward have the same tokens, so that experts may come late where that was asked for.
+    """
 
     layer: int
     out: torch.Tensor  # [T, hidden] float32, where the result goes
+    defers: bool = False
 
 
 class ExpertStrategy(Protocol):

@@ -160,13 +160,14 @@ def route(
     renormalize: bool = True,
     eps: float = 0.0,
     scale: float = 1.0,
+    counts: Array | None = None,
 ) -> None:
     """Chooses the top-k experts of each token; of equal scores the lower expert wins.
 
     logits: float32 `[T, E]`. ids: int32 `[T, k]` and weights: float32 `[T, k]` are written. bias: float32 `[E]`, added
     to the scores ("softmax" or "sigmoid" of the logits) for the choice only. Groups rank by the sum of their two best
     biased scores; experts outside the best `top_groups` groups are out. Weights are the unbiased scores, divided by
-    (their sum + eps) with `renormalize`, times `scale`.
+    (their sum + eps) with `renormalize`, times `scale`. counts: int64 `[E]`, grows by the tokens of each expert.
     """
     _C.route(
         pool,
@@ -180,4 +181,5 @@ def route(
         renormalize,
         eps,
         scale,
+        None if counts is None else _view(counts),
     )

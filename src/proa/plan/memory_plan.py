@@ -202,7 +202,8 @@ def _with_experts(
     # With every expert on the GPU nothing streams.
     streams = chunk is not None and gpu_experts < experts.experts
     config = _config(wanted, context, tokens, gpu_experts=gpu_experts, streams=streams)
-    placed = place_experts(config, experts, all_bytes=sizes.expert_bytes, gpu_bytes=gpu.total_bytes)
+    count = gpu_experts * experts.layers
+    placed = place_experts(config, experts, count, all_bytes=sizes.expert_bytes, gpu_bytes=gpu.total_bytes)
     max_tokens = tokens + wanted.concurrency
     trunk = GpuBytes(sizes.gpu_trunk_bytes, sizes.scratch_bytes(max_tokens))
     needed = with_experts(trunk, placed, experts, all_bytes=sizes.expert_bytes, max_tokens=max_tokens)

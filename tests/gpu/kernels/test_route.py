@@ -24,7 +24,9 @@ def check(device: torch.device, logits: torch.Tensor, top_k: int, bias: torch.Te
     got_ids = torch.full((tokens, top_k), -9, dtype=torch.int32, device=device)
     got_weights = torch.full((tokens, top_k), float("nan"), device=device)
     placed = None if bias is None else bias.to(device)
-    route(logits.to(device), got_ids, got_weights, bias=placed, **options)
+    counts = torch.full((logits.shape[1],), 3, device=device)
+    route(logits.to(device), got_ids, got_weights, bias=placed, counts=counts, **options)
+    assert torch.equal(counts.cpu() - 3, torch.bincount(ids.flatten(), minlength=logits.shape[1]))
     assert torch.equal(got_ids.cpu(), ids)
     torch.testing.assert_close(got_weights.cpu(), weights, rtol=64 * EPS32, atol=0, equal_nan=True)
 
