@@ -39,7 +39,7 @@ def test_measures_every_number(library, hand_over, gpu_experts):
     experts = make_spec(
         method="RAWINT4", tokens=(1,), hidden=64, intermediate=64, experts=8, top_k=2, seconds=0.02, threads=1
     )
-    spec = HybridSpec(experts, TRUNK, 3, (8, 20), gpu_experts, 2, 3)
+    spec = HybridSpec(experts, TRUNK, 3, (8, 20), gpu_experts, 0.8, 2, 3)
     result = run(spec, hand_over, lambda line: None, library=library, compute=no_compute)
     json.dumps(result)
     assert result["decode"]["faults"] == 0
@@ -48,11 +48,23 @@ def test_measures_every_number(library, hand_over, gpu_experts):
     assert all(row["chunk_s"] > 0 and row["stream_over_copy"] > 0 for row in result["prefill"])
     assert result["model"]["layers"] == 3 and result["machine"]["gpu"] == "none"
     assert result["hand_over"] == hand_over
+    assert ("updates" in result) == (gpu_experts > 0)
+    if gpu_experts:
+        updates = result["updates"]
+        assert updates["moved"] > 0 and updates["faults"] == 0
+        assert min(updates["followed_hits"]) > max(updates["uniform_hits"])
 
 
 def test_specs_fit_memory_and_refuse_nonsense():
     assert make_hybrid_spec(model="kimi-k2", layers=8, available=40 * 10**9).layers == 4
-    for wrong in ({"model": "kimi"}, {"layers": 0}, {"gpu_experts": 385}, {"prompts": (0,)}, {"available": 10**9}):
+    for wrong in (
+        {"model": "kimi"},
+        {"layers": 0},
+        {"gpu_experts": 385},
+        {"skew": 1.0},
+        {"prompts": (0,)},
+        {"available": 10**9},
+    ):
         with pytest.raises(ConfigError):
             make_hybrid_spec(**{"model": "kimi-k2", "layers": 1, **wrong})
     assert MODELS["kimi-k2"] == ExpertDims(7168, 2048, 384, 8)

@@ -25,6 +25,7 @@ def hybrid(
     method: Annotated[str, typer.Option(help=f"Weight format: {', '.join(METHODS)}.")] = "RAWINT4",
     layers: Annotated[int, typer.Option(help="Layers; fewer if memory is short.")] = 8,
     gpu_experts: Annotated[int, typer.Option(help="Experts of each layer on the GPU.")] = 0,
+    skew: Annotated[float | None, typer.Option(help="Also experts that follow a routing of rank**-SKEW.")] = None,
     prompts: Annotated[str, typer.Option(help="Tokens of the prompts.")] = "8192,32768",
     threads: Annotated[int | None, typer.Option(help="CPU threads; default one per physical core but one.")] = None,
     hand_over: Annotated[str, typer.Option(help="memory or host_function.")] = "memory",
@@ -42,7 +43,7 @@ def hybrid(
 
         proa bench hybrid --model kimi-k2 --layers 8
 
-        proa bench hybrid --gpu-experts 38 --prompts 16384 --json
+        proa bench hybrid --gpu-experts 38 --skew 0.8 --prompts 16384 --json
     """
     from proa.cli.bench_hybrid_core import HAND_OVERS, memory_for, run  # here: torch and the extension
 
@@ -53,6 +54,7 @@ def hybrid(
         method=method,
         layers=layers,
         gpu_experts=gpu_experts,
+        skew=skew,
         prompts=parse_tokens(prompts),
         threads=threads,
         seconds=seconds,

@@ -21,6 +21,7 @@ from proa.cli.bench_hybrid_decode import measure_decode
 from proa.cli.bench_hybrid_prefill import measure_prefill
 from proa.cli.bench_hybrid_setup import HybridStack
 from proa.cli.bench_hybrid_spec import TRUNKS, HybridSpec, make_hybrid_spec
+from proa.cli.bench_hybrid_updates import measure_updates
 from proa.core.errors import ProaError
 from proa.engine.memory import available_bytes
 from proa.native import _C
@@ -29,6 +30,7 @@ __all__ = ["HAND_OVERS", "main", "memory_for", "report", "run"]
 
 HAND_OVERS = ("memory", "host_function")
 MEMORY_SHARE = 0.75
+STEPS_PER_SECOND = 400  # of a phase that experts follow, for a second of other numbers
 
 
 def memory_for(gibibytes: float | None) -> int:
@@ -41,6 +43,10 @@ def run(spec: HybridSpec, hand_over: str, write: Callable[[str], None], **stack_
     stack = HybridStack(spec, hand_over=hand_over, progress=write, **stack_options)
     try:
         results: dict[str, Any] = {"build": stack.timings, "decode": measure_decode(stack, write)}
+        if spec.skew is not None and spec.gpu_experts:
+            results["updates"] = measure_updates(
+                stack, write, skew=spec.skew, steps=max(120, int(STEPS_PER_SECOND * spec.experts.seconds))
+            )
         results["prefill"] = [measure_prefill(stack, tokens, write) for tokens in spec.prompts]
         return report(stack, hand_over, results)
     finally:
@@ -89,6 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--method", default="RAWINT4", help=" | ".join(METHODS))
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--gpu-experts", type=int, default=0)
+    parser.add_argument("--skew", type=float, help="also experts that follow a routing of p(rank) ~ rank**-skew")
     parser.add_argument("--prompts", default="8192,32768")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--seconds", type=float, default=2.0)
@@ -102,6 +109,7 @@ def main(arguments: list[str] | None = None) -> int:
             method=given.method,
             layers=given.layers,
             gpu_experts=given.gpu_experts,
+            skew=given.skew,
             prompts=parse_tokens(given.prompts),
             threads=given.threads,
             seconds=given.seconds,

@@ -14,7 +14,7 @@ from proa.cli.bench_hybrid_setup import HybridStack
 from proa.moe.router import TopK
 from proa.moe.strategy import LayerContext
 
-__all__ = ["measure_decode"]
+__all__ = ["capture", "measure_decode"]
 
 ROUTINGS = 16
 ROUNDS = 4
@@ -72,7 +72,7 @@ class _Step:
             self.stack.exchange.take(self.out)
 
 
-def _capture(stack: HybridStack, step: Callable[[], None]) -> Callable[[], None]:
+def capture(stack: HybridStack, step: Callable[[], None]) -> Callable[[], None]:
     """`step` as a CUDA graph; as it is without a GPU."""
     if stack.device.type != "cuda":
         return step
@@ -142,7 +142,7 @@ def _cpu_alone(step: _Step) -> Callable[[int], None]:
 
 
 def _replay(step: _Step, work: Callable[[], None]) -> _Side:
-    run = _capture(step.stack, work)
+    run = capture(step.stack, work)
     return _Side(step, lambda _: run())
 
 

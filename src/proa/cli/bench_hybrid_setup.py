@@ -27,6 +27,7 @@ from proa.native.runtime import CpuRuntime
 __all__ = ["HybridStack", "grouped_compute", "host_bytes"]
 
 DECODE_TOKENS = 16
+MOVES = 16  # experts that change places at a time
 PIN_THREADS = 8
 
 
@@ -90,9 +91,12 @@ class HybridStack:
         progress("the GPU's part")
         self.trunk = [TrunkLayer(spec.trunk, dims.hidden, self.device) for _ in self.layers]
         self.compute = compute(spec, self.device)
-        slots = max(1, spec.layers * spec.gpu_experts)
+        slots = max(1, spec.layers * spec.gpu_experts + MOVES * (spec.gpu_experts > 0))
         self.arena = ExpertArena(self.device, sum(self.sizes), slots)
-        self.gpus = [GpuExperts(self.arena, dims.experts, self.sizes, self.compute, self.driver) for _ in self.layers]
+        self.gpus = [
+            GpuExperts(self.arena, dims.experts, self.sizes, self.compute, self.driver, movable=spec.gpu_experts > 0)
+            for _ in self.layers
+        ]
         self._strategies(hand_over)
 
     def _fill(self) -> list[_C.ExpertLayer]:

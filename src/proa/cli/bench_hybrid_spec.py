@@ -5,7 +5,7 @@ Imports nothing heavy.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from proa.cli.bench_experts_spec import ExpertSpec, make_spec
 from proa.core.errors import ConfigError
@@ -38,7 +38,7 @@ TRUNKS = {
 class HybridSpec:
     """One run: `layers` MoE layers in memory, decode of one token, prompts of `prompts` tokens in one pass each.
 
-    `gpu_experts`: per layer. `parts`: of the ring that experts cross through, each of `part_experts`.
+    `gpu_experts`: per layer. `skew`: of a routing that experts follow (`bench_hybrid_updates`); None: they stay. `parts`: of the ring that experts cross through, each of `part_experts`.
     """
 
     experts: ExpertSpec
@@ -46,6 +46,7 @@ class HybridSpec:
     layers: int
     prompts: tuple[int, ...]
     gpu_experts: int
+    skew: float | None = None
     parts: int = 4
     part_experts: int = 96
 
@@ -62,6 +63,7 @@ def make_hybrid_spec(
     method: str = "RAWINT4",
     prompts: tuple[int, ...] = (8192, 32768),
     gpu_experts: int = 0,
+    skew: float | None = None,
     threads: int | None = None,
     seconds: float = 2.0,
     available: int | None = None,
@@ -80,10 +82,12 @@ def make_hybrid_spec(
         raise ConfigError("--gpu-experts", f"0 to {experts.dims.experts}", gpu_experts)
     if not all(1 <= tokens <= 1 << 16 for tokens in prompts):
         raise ConfigError("--prompts", "1 to 65536 tokens each", prompts)
-    spec = HybridSpec(experts, TRUNKS[model], layers, prompts, gpu_experts)
+    if skew is not None and not (0 <= skew <= 4 and gpu_experts):
+        raise ConfigError("--skew", "0 to 4, with --gpu-experts", skew)
+    spec = HybridSpec(experts, TRUNKS[model], layers, prompts, gpu_experts, skew)
     if available is None:
         return spec
     fitting = available // spec.layer_bytes
     if fitting < 1:
         raise ConfigError("memory", f"{spec.layer_bytes / 1e9:.1f} GB free", f"{available / 1e9:.1f} GB")
-    return HybridSpec(experts, spec.trunk, min(layers, fitting), prompts, gpu_experts)
+    return replace(spec, layers=min(layers, fitting))
