@@ -28,7 +28,6 @@ def create_app(services: Services) -> ASGIApp:
         max_body_bytes=settings.max_body_bytes,
         progress_interval=settings.progress_interval,
         response_header_timeout=settings.response_header_timeout,
-        write_timeout=settings.write_timeout,
     )
     by_body = Proxy(services, services.body_budget, limits, services.metrics)
     by_path = Proxy(services, services.body_budget, limits, services.metrics, by_path=True)

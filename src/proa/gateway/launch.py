@@ -70,6 +70,7 @@ def _limits(settings: HttpSettings) -> ConnectionLimits:
         header_timeout=settings.header_timeout,
         body_idle_timeout=settings.body_idle_timeout,
         body_timeout=settings.body_timeout,
+        write_timeout=settings.write_timeout,
     )
 
 

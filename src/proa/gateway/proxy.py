@@ -20,7 +20,7 @@ from proa.gateway.body import read_fields, rewrite
 from proa.gateway.config import GatewayConfig
 from proa.gateway.headers import is_event_stream, request_headers
 from proa.gateway.leases import Engine, Ticket
-from proa.gateway.reply import ClientStalledError, Reply
+from proa.gateway.reply import Reply
 from proa.gateway.routing import Route, resolve
 from proa.gateway.upstream import Exchange, UpstreamError, UpstreamRequest, open_exchange
 from proa.server.body_budget import BodyAccount, BodyBudget
@@ -69,13 +69,11 @@ class ProxyLimits:
 
     progress_interval: how long a held stream is silent before a comment, the first of which begins the response.
     response_header_timeout: how long an engine may take to begin its response; None: as long as its client waits.
-    write_timeout: how long a client may leave a full send buffer untouched.
     """
 
     max_body_bytes: int
     progress_interval: float
     response_header_timeout: float | None
-    write_timeout: float
 
 
 @dataclass(slots=True)
@@ -105,15 +103,13 @@ class Proxy:
         self._by_path = by_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reply = Reply(scope, send, self._limits.write_timeout)
+        reply = Reply(scope, send)
         try:
             with self._budget.account() as account:
                 call = self._read(scope, await self._body(receive, account))
                 await until_disconnect(receive, self._answer(call, scope, reply))
         except ClientGoneError:
             logger.debug("client gone")
-        except ClientStalledError:
-            logger.info("a client that does not read was dropped")
 
     async def _body(self, receive: Receive, account: BodyAccount) -> bytes:
         chunks: list[bytes] = []

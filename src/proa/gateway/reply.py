@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 
 import msgspec
@@ -12,7 +11,7 @@ from proa.gateway.headers import is_event_stream, response_headers
 from proa.gateway.upstream import Header
 from proa.server.errors import error_response, error_shape
 
-__all__ = ["ClientStalledError", "Reply"]
+__all__ = ["Reply"]
 
 _HELD_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -21,17 +20,12 @@ _HELD_HEADERS = [
 ]
 
 
-class ClientStalledError(Exception):
-    """The client does not read what it is sent."""
-
-
 class Reply:
     """One response. Never ended, the HTTP server closes its connection, and it looks as broken as it is."""
 
-    def __init__(self, scope: Scope, send: Send, write_timeout: float) -> None:
+    def __init__(self, scope: Scope, send: Send) -> None:
         self._scope = scope
         self._send = send
-        self._write_timeout = write_timeout
         self._is_started = False
         self._takes_events = False
         self._last_bytes = b"\n\n"
@@ -45,22 +39,22 @@ class Reply:
         self._is_started = True
         is_plain = all(name != b"content-encoding" for name, _ in passed)
         self._takes_events = is_plain and is_event_stream(passed)
-        await self._send_bounded({"type": "http.response.start", "status": status, "headers": passed})
+        await self._send({"type": "http.response.start", "status": status, "headers": passed})
 
     async def write(self, data: bytes) -> None:
         """Send bytes of the body."""
         self._last_bytes = data[-2:] if len(data) > 1 else self._last_bytes[-1:] + data
-        await self._send_bounded({"type": "http.response.body", "body": data, "more_body": True})
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self) -> None:
         """The body is complete."""
-        await self._send_bounded({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def comment(self, text: str) -> None:
         """A line that readers of event streams pass over. The first begins the response: from then on it is held."""
         if not self._is_started:
             self._is_started = self.is_held = self._takes_events = True
-            await self._send_bounded({"type": "http.response.start", "status": 200, "headers": _HELD_HEADERS})
+            await self._send({"type": "http.response.start", "status": 200, "headers": _HELD_HEADERS})
         await self.write(f": {text}\n\n".encode())
 
     async def refuse(self, body: bytes) -> None:
@@ -77,7 +71,7 @@ class Reply:
         if not self._is_started:
             self._is_started = True
             response = error_response(error, self._scope["path"])
-            await response(self._scope, _nothing_to_receive, self._send_bounded)
+            await response(self._scope, _nothing_to_receive, self._send)
         elif self._takes_events and self._last_bytes == b"\n\n":
             await self._end_with(msgspec.json.encode(error_shape(self._scope["path"])(error)))
         # Else the error would be read as part of something: the response stays incomplete.
@@ -86,13 +80,6 @@ class Reply:
         name = b"event: error\n" if self._scope["path"].startswith(("/v1/messages", "/v1/responses")) else b""
         await self.write(b"%bdata: %b\n\n" % (name, data))
         await self.end()
-
-    async def _send_bounded(self, message: Message) -> None:
-        try:
-            async with asyncio.timeout(self._write_timeout):
-                await self._send(message)
-        except TimeoutError as error:
-            raise ClientStalledError from error
 
 
 async def _nothing_to_receive() -> Message:

@@ -2,7 +2,7 @@
 
 uvicorn waits for ever for the rest of a request and takes headers of any size. Here every connection is in one of
 three phases, each with a deadline: headers (from the first byte, or from connecting), body, response. Responses are
-bounded by their own write timeout.
+bounded by their own write timeout, or by that of the connection where it has one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ _MESSAGES = {
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Bytes, fields and seconds; `max_connections` over the whole server."""
+    """Bytes, fields and seconds; `max_connections` over the whole server.
+
+    write_timeout: how long a client may leave a full send buffer; None: responses see to it themselves.
+    """
 
     max_header_bytes: int
     max_header_fields: int
@@ -38,6 +41,7 @@ class ConnectionLimits:
     header_timeout: float
     body_idle_timeout: float
     body_timeout: float
+    write_timeout: float | None = None
 
 
 class _HeadersTooLargeError(Exception):
@@ -58,6 +62,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._refusal = 400
         self._header_timer: asyncio.TimerHandle | None = None
         self._body_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
         self._body_started = 0.0
         self._last_data = 0.0
 
@@ -83,6 +88,17 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refuse(431)
         elif self._is_idle:
             self._start_header_timer()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._limits.write_timeout is not None:
+            self._write_timer = self.loop.call_later(self._limits.write_timeout, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - the reason is in _refusal
         self._refuse(self._refusal)
@@ -187,7 +203,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self.loop.call_later(_LINGER_SECONDS, self.transport.close)
 
     def _stop_timers(self) -> None:
-        for timer in (self._header_timer, self._body_timer):
+        for timer in (self._header_timer, self._body_timer, self._write_timer):
             if timer is not None:
                 timer.cancel()
-        self._header_timer = self._body_timer = None
+        self._header_timer = self._body_timer = self._write_timer = None
