@@ -26,6 +26,8 @@ class FakeEndpoint:
     drop_tokens: int = 0
     vocab_size: int | None = None
     max_model_len: int | None = None
+    paths: list[str] = field(default_factory=list)
+    logical_count: list[list[float]] = field(default_factory=list)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -63,8 +65,15 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         fake.requests.append(body)
         fake.headers.append(dict(self.headers))
+        fake.paths.append(self.path)
         if fake.fail_with:
             self._json(*fake.fail_with)
+            return
+        if self.path.endswith("_expert_distribution_record"):
+            self._json(200, {"logical_count": fake.logical_count})
+            return
+        if "stream" not in body:
+            self._json(200, {"choices": []})
             return
         chat = self.path == "/v1/chat/completions"
         if chat:

@@ -113,6 +113,24 @@ def test_expert_traffic_is_what_the_model_read(checkpoint: Path) -> None:
     assert 0 < stats.expert_ms < elapsed_ms
 
 
+def test_routing_is_recorded(checkpoint: Path) -> None:
+    """Tokens that pass a layer times top-k; the last layer routes the rows whose logits are wanted."""
+    harness = load(checkpoint)
+    engine, size = harness.engine, DIMENSIONS["tiny"]
+    assert engine.record_experts("dump") is None
+    harness.generate([7, 8], "before", max_tokens=2)
+    assert engine.record_experts("start") is None
+    harness.generate(list(range(10)), "during", max_tokens=4)
+    assert engine.record_experts("stop") is None
+    harness.generate([9, 8], "after", max_tokens=2)
+    counts = engine.record_experts("dump")
+    assert counts is not None
+    # 10 prompt tokens and 3 of the answer's 4, the last of which is never fed back.
+    assert [sum(layer) for layer in counts] == [13 * size.top_k] * (size.num_layers - 1) + [4 * size.top_k]
+    assert {len(layer) for layer in counts} == {size.num_experts}
+    assert engine.record_experts("dump") is None
+
+
 def test_scratch_memory_counts_as_used(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The reserve, and 16 MB for weights and KV cache: enough for 4096 tokens, but not beside the scratch of 60000.
     monkeypatch.setattr("proa.engine.load.available_bytes", lambda: 2**30 + 16_000_000)

@@ -18,6 +18,7 @@ from pathlib import Path
 from proa.ipc.messages import (
     Abort,
     EngineStats,
+    ExpertsRecorded,
     Fatal,
     FlushCache,
     Flushed,
@@ -25,6 +26,7 @@ from proa.ipc.messages import (
     Loading,
     PrefillProgress,
     Ready,
+    RecordExperts,
     Shutdown,
     StepOutput,
     TokenLogprob,
@@ -55,6 +57,7 @@ class FakeEngine:
         self.progress: list[PrefillProgress] = []
         self.answers: list | None = None
         self.answers_path: Path | None = None
+        self.recorded: list[int] = []  # generated tokens at start and stop
 
     def journal(self, **event) -> None:
         if path := self.config.get("journal"):
@@ -107,8 +110,22 @@ class FakeEngine:
                 self.waiting = [request for request in self.waiting if request.rid != message.rid]
             case FlushCache():
                 self.endpoint.send(Flushed(message.id, ok=not self.running))
+            case RecordExperts():
+                self.endpoint.send(ExpertsRecorded(message.id, self.record(message.action)))
             case Shutdown():
                 self.done = True
+
+    def record(self, action: str) -> list[list[int]] | None:
+        """Every token of an answer goes to expert 1 of the only layer."""
+        if action == "start":
+            self.recorded = [self.totals["generation_tokens"]]
+        if action == "stop":
+            self.recorded = [*self.recorded[:1], self.totals["generation_tokens"]]
+        if action != "dump" or not self.recorded:
+            return None
+        first, last = self.recorded[0], [*self.recorded, self.totals["generation_tokens"]][1]
+        self.recorded = []
+        return [[0, last - first]]
 
     def step(self) -> list[TokenOutput]:
         while self.waiting and len(self.running) < self.max_running:

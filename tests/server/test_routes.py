@@ -16,6 +16,7 @@ ROUTES = [
     ("GET", "/readyz"), ("GET", "/health"), ("GET", "/ping"), ("GET", "/metrics"),
     ("GET", "/get_server_info"), ("GET", "/server_info"),
     ("GET", "/version"), ("POST", "/flush_cache"), ("GET", "/flush_cache"), ("POST", "/abort_request"),
+    *((m, f"/{a}_expert_distribution_record") for m in ("GET", "POST") for a in ("start", "stop", "dump")),
 ]  # fmt: skip
 
 
@@ -171,3 +172,18 @@ def test_abort(server: ServerProcess, by: str):
     thread.join(5)
     assert answers[0]["choices"][0]["finish_reason"] == "abort"
     server.wait(lambda: server.journal("abort")[-1]["rid"].startswith(rid), 1.0)
+
+
+def test_routing_is_recorded(http: httpx.Client):
+    """From start to stop; a dump gives it once."""
+    routes = {action: f"/{action}_expert_distribution_record" for action in ("start", "stop", "dump")}
+    http.post(routes["dump"])
+    response = http.post(routes["dump"])
+    assert response.status_code == 409 and response.json()["error"]["code"] == "not_recording"
+    assert http.post(routes["start"]).json() == {"success": True}
+    body = {"prompt": "hi", "max_tokens": 5}
+    http.post("/v1/completions", json=body).raise_for_status()
+    assert http.get(routes["stop"]).json() == {"success": True}
+    http.post("/v1/completions", json=body).raise_for_status()
+    assert http.get(routes["dump"]).json() == {"logical_count": [[0, 5]]}
+    assert http.post(routes["dump"]).status_code == 409

@@ -21,15 +21,18 @@ def test_counts_are_taken_once():
 def test_recorder_follows_sglang():
     recorder, one = Recorder(1, 2), np.array([[1.0, 2.0]])
     recorder.add(one)
-    assert not recorder.dump().counts.any()
+    assert recorder.dump() is None
     recorder.start()
+    recorder.add(one)
+    recorder.add(one)
+    assert recorder.dump().counts.tolist() == [[2.0, 4.0]]  # and goes on
     recorder.add(one)
     recorder.add(one)
     recorder.stop()
     recorder.add(one)
     assert not recorder.recording
     assert recorder.dump().counts.tolist() == [[2.0, 4.0]]
-    assert not recorder.dump().counts.any()
+    assert recorder.dump() is None
     recorder.start()
     recorder.add(one)
     recorder.start()

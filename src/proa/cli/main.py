@@ -7,7 +7,7 @@ import sys
 import typer
 
 from proa import __version__
-from proa.cli import bench, chat, console, convert, doctor, plan, serve
+from proa.cli import bench, chat, console, convert, doctor, plan, profile, serve
 from proa.core.errors import ProaError
 
 __all__ = ["app", "main"]
@@ -45,6 +45,7 @@ chat.register(app)
 doctor.register(app)
 plan.register(app)
 convert.register(app)
+profile.register(app)
 app.add_typer(bench.app, name="bench")
 
 

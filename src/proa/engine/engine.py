@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from itertools import chain
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -161,6 +161,22 @@ class Engine:
             return False
         self._manager.flush()
         return True
+
+    def record_experts(self, action: Literal["start", "stop", "dump"]) -> list[list[int]] | None:
+        """Records which experts tokens go to from "start" to "stop"; "dump": tokens by MoE layer and expert since.
+
+        None where nothing is dumped.
+        """
+        if self.usage is None:
+            return None
+        if action == "start":
+            self.usage.start_recording()
+        elif action == "stop":
+            self.usage.stop_recording()
+        else:
+            recorded = self.usage.dump()
+            return None if recorded is None else [[int(count) for count in row] for row in recorded.counts]
+        return None
 
     def step(self, poll: Callable[[], None] | None = None) -> StepOutput:
         """Compute prompts as far as running answers let them, or a decode step; draw tokens.

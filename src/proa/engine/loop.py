@@ -16,12 +16,14 @@ from proa.engine.engine import Engine
 from proa.engine.process import parent_is_gone, tie_to_parent
 from proa.ipc.messages import (
     Abort,
+    ExpertsRecorded,
     Fatal,
     FlushCache,
     Flushed,
     Generate,
     Loading,
     Ready,
+    RecordExperts,
     Shutdown,
     StepOutput,
     ToEngine,
@@ -141,6 +143,8 @@ class _Process:
                 engine.abort(rid)
             case FlushCache(id=flush_id):
                 self._endpoint.send(Flushed(flush_id, engine.flush()))
+            case RecordExperts(id=record_id, action=action):
+                self._endpoint.send(ExpertsRecorded(record_id, engine.record_experts(action)))
             case Shutdown():
                 raise _ShutdownError
 

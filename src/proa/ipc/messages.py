@@ -1,9 +1,12 @@
 """Every message between the API process and the engine process (msgpack; no torch, no pickle).
 
-API -> engine: Generate, Abort, FlushCache, Shutdown.      engine -> API: Loading, Ready, StepOutput, Flushed, Fatal.
+API -> engine: Generate, Abort, FlushCache, RecordExperts, Shutdown.
+engine -> API: Loading, Ready, StepOutput, Flushed, ExpertsRecorded, Fatal.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import msgspec
 
@@ -13,6 +16,7 @@ from proa.core.sampling_params import SamplingParams
 __all__ = [
     "Abort",
     "EngineStats",
+    "ExpertsRecorded",
     "Fatal",
     "FlushCache",
     "Flushed",
@@ -21,6 +25,7 @@ __all__ = [
     "Loading",
     "PrefillProgress",
     "Ready",
+    "RecordExperts",
     "Shutdown",
     "StepOutput",
     "ToEngine",
@@ -48,6 +53,13 @@ class FlushCache(msgspec.Struct, tag="flush", frozen=True):
     """Empty the prefix cache; answered by Flushed."""
 
     id: str
+
+
+class RecordExperts(msgspec.Struct, tag="record_experts", frozen=True):
+    """Begin or end to record which experts tokens go to, or tell what was recorded; answered by ExpertsRecorded."""
+
+    id: str
+    action: Literal["start", "stop", "dump"]
 
 
 class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
@@ -140,6 +152,13 @@ class Flushed(msgspec.Struct, tag="flushed", frozen=True):
     ok: bool
 
 
+class ExpertsRecorded(msgspec.Struct, tag="experts_recorded", frozen=True):
+    """Answer to RecordExperts. `counts`: of a dump, tokens by MoE layer and expert; None: there is no recording."""
+
+    id: str
+    counts: list[list[int]] | None = None
+
+
 class Fatal(msgspec.Struct, tag="fatal", frozen=True):
     """The engine cannot start or go on; `user` when the configuration or checkpoint is to blame (no restart)."""
 
@@ -147,5 +166,5 @@ class Fatal(msgspec.Struct, tag="fatal", frozen=True):
     user: bool = False
 
 
-ToEngine = Generate | Abort | FlushCache | Shutdown
-FromEngine = Loading | Ready | StepOutput | Flushed | Fatal
+ToEngine = Generate | Abort | FlushCache | RecordExperts | Shutdown
+FromEngine = Loading | Ready | StepOutput | Flushed | ExpertsRecorded | Fatal

@@ -90,11 +90,11 @@ class Recorder:
     `start` forgets what was recorded and begins; `stop` ends; `dump` gives what was recorded and forgets it.
     """
 
-    __slots__ = ("_counts", "_recording")
+    __slots__ = ("_counts", "_recording", "_started")
 
     def __init__(self, num_layers: int, num_experts: int) -> None:
         self._counts = np.zeros((num_layers, num_experts))
-        self._recording = False
+        self._recording = self._started = False
 
     @property
     def recording(self) -> bool:
@@ -102,7 +102,7 @@ class Recorder:
 
     def start(self) -> None:
         self._counts[:] = 0
-        self._recording = True
+        self._recording = self._started = True
 
     def stop(self) -> None:
         self._recording = False
@@ -112,9 +112,13 @@ class Recorder:
         if self._recording:
             self._counts += counts
 
-    def dump(self) -> ExpertStats:
+    def dump(self) -> ExpertStats | None:
+        """None when recording has not been on since the last dump."""
+        if not self._started:
+            return None
         stats = ExpertStats(self._counts.copy())
         self._counts[:] = 0
+        self._started = self._recording
         return stats
 
 

@@ -59,8 +59,8 @@ class ExpertUsage:
         self._take()
         self._recorder.stop()
 
-    def dump(self) -> ExpertStats:
-        """What was recorded, which is then forgotten."""
+    def dump(self) -> ExpertStats | None:
+        """What was recorded, which is then forgotten; None when recording never started since the last time."""
         self._take()
         return self._recorder.dump()
 

@@ -14,6 +14,7 @@ from proa.server.routes import (
     abort_request,
     chat_completions,
     completions,
+    expert_distribution,
     flush_cache,
     health,
     messages,
@@ -29,7 +30,7 @@ __all__ = ["create_app"]
 
 _ROUTES = (
     chat_completions, responses, messages, completions, models, tokenize, health, metrics, server_info, flush_cache,
-    abort_request,
+    abort_request, expert_distribution,
 )  # fmt: skip
 
 

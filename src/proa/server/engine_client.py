@@ -7,16 +7,19 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Callable
+from typing import Literal
 
 from proa.core.errors import QueueFullError, UnavailableError, UserError
 from proa.ipc.messages import (
     Abort,
     EngineStats,
+    ExpertsRecorded,
     FlushCache,
     Flushed,
     FromEngine,
     Generate,
     Ready,
+    RecordExperts,
     StepOutput,
     ToEngine,
     TokenOutput,
@@ -27,7 +30,7 @@ __all__ = ["EngineClient", "GenerationStream"]
 
 logger = logging.getLogger("proa.server.client")
 
-_FLUSH_SECONDS = 10.0
+_ANSWER_SECONDS = 10.0
 
 
 class GenerationStream:
@@ -78,7 +81,7 @@ class EngineClient:
         self._send = send
         self._max_queued = max_queued
         self._streams: dict[str, GenerationStream] = {}
-        self._flushes: dict[str, asyncio.Future[bool]] = {}
+        self._answers: dict[str, asyncio.Future[Flushed | ExpertsRecorded]] = {}
         self._finished = asyncio.Event()
         self.ready: Ready | None = None
         self.stats = EngineStats()
@@ -142,18 +145,37 @@ class EngineClient:
 
     async def flush_cache(self) -> bool:
         """Empty the prefix cache; False while requests run or without an answer."""
+        answer = await self._ask(FlushCache(secrets.token_hex(8)))
+        return isinstance(answer, Flushed) and answer.ok
+
+    async def record_experts(self, action: Literal["start", "stop", "dump"]) -> list[list[int]] | None:
+        """Begin or end to record routing, or get the tokens by MoE layer and expert; None: nothing was recorded.
+
+        Raises:
+            UnavailableError: no engine, or none that answers.
+        """
+        answer = await self._ask(RecordExperts(secrets.token_hex(8), action))
+        if not isinstance(answer, ExpertsRecorded):
+            raise UnavailableError("engine", "an answer", "none", "retry when it is ready")
+        return answer.counts
+
+    async def _ask(self, question: FlushCache | RecordExperts) -> Flushed | ExpertsRecorded | None:
+        """The engine's answer; None without one in time.
+
+        Raises:
+            UnavailableError: no engine takes requests now.
+        """
         self.require_ready()
-        flush = FlushCache(secrets.token_hex(8))
-        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._flushes[flush.id] = future
-        self._send(flush)
+        future: asyncio.Future[Flushed | ExpertsRecorded] = asyncio.get_running_loop().create_future()
+        self._answers[question.id] = future
+        self._send(question)
         try:
-            async with asyncio.timeout(_FLUSH_SECONDS):
+            async with asyncio.timeout(_ANSWER_SECONDS):
                 return await future
         except TimeoutError:
-            return False
+            return None
         finally:
-            self._flushes.pop(flush.id, None)
+            self._answers.pop(question.id, None)
 
     def handle(self, message: FromEngine) -> None:
         """Take a message of the engine."""
@@ -168,10 +190,10 @@ class EngineClient:
                         stream.progress.advance(progress.rid, progress.tokens_done)
             case Ready():
                 self.ready = message
-            case Flushed():
-                future = self._flushes.get(message.id)
+            case Flushed() | ExpertsRecorded():
+                future = self._answers.get(message.id)
                 if future is not None and not future.done():
-                    future.set_result(message.ok)
+                    future.set_result(message)
 
     def fail_all(self, reason: str) -> None:
         """End every running sequence with an error."""
@@ -182,9 +204,9 @@ class EngineClient:
         """The engine process is gone."""
         self.ready = None
         self.fail_all(reason)
-        for future in self._flushes.values():
+        for question, future in self._answers.items():
             if not future.done():
-                future.set_result(False)
+                future.set_result(Flushed(question, ok=False))
 
     def _dispatch(self, output: TokenOutput) -> None:
         stream = self._streams.get(output.rid)
