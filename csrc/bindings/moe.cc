@@ -5,8 +5,10 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
@@ -16,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/prefault.h"
 #include "bindings/array.h"
 #include "bindings/expert_layer.h"
 #include "bindings/packed_weight.h"
@@ -32,6 +35,8 @@ namespace {
 // Their product, the pairs of a batch, is an int32.
 constexpr int64_t kMaxTokens = 1 << 20;
 constexpr int64_t kMaxTopK = 1 << 10;
+// A core clears pages at some GB/s: more than this many are faster than any disk.
+constexpr int kMaxPrefaultThreads = 8;
 
 [[noreturn]] void refuse(const std::string& function, const std::string& expected, const std::string& got) {
   throw std::invalid_argument("[" + function + "] expected " + expected + ", got " + got);
@@ -127,6 +132,12 @@ class BoundExpertLayer {
   void release_memory() {
     nb::gil_scoped_release release;
     layer_->release_memory();
+  }
+
+  std::unique_ptr<base::Prefault> prefault(int64_t count) const {
+    check_range("ExpertLayer.prefault", "count", count, config().num_experts);
+    const int threads = std::clamp(workspace_->threads->num_threads() / 4, 1, kMaxPrefaultThreads);
+    return std::make_unique<base::Prefault>(layer_->weights().next_memory(count), threads);
   }
 
   std::vector<std::pair<uintptr_t, size_t>> blocks(int64_t expert) const {
@@ -291,6 +302,8 @@ void init_moe(nb::module_& m) {
       .def(nb::new_(&make_workspace), "pool"_a, "max_tokens"_a = 512)
       .def_prop_ro("max_tokens", [](const BoundWorkspace& w) { return w.workspace.max_tokens(); })
       .def_prop_ro("nbytes", [](const BoundWorkspace& w) { return w.workspace.bytes(); });
+  nb::class_<base::Prefault>(m, "Prefault", "Memory on its way from the system.")
+      .def("wait", &base::Prefault::wait, nb::call_guard<nb::gil_scoped_release>());
   nb::class_<BoundExpertLayer>(m, "ExpertLayer",
                                "The routed experts of one layer; a dense MLP is one with one expert.")
       .def(nb::init<std::shared_ptr<BoundWorkspace>, int64_t, int64_t, int64_t, const std::string&,
@@ -323,6 +336,10 @@ void init_moe(nb::module_& m) {
            "Forgets an expert; no forward may name it. Its memory is kept for the next expert that comes.")
       .def("release_memory", &BoundExpertLayer::release_memory,
            "Gives the memory of dropped experts back to the system; none of it may be pinned.")
+      .def(
+          "prefault", &BoundExpertLayer::prefault, "count"_a, nb::keep_alive<0, 1>(),
+          "Takes the memory of the next `count` experts to be loaded from the system, on threads of its own, "
+          "until what it returns is dropped.")
       .def_prop_ro("used_memory", &BoundExpertLayer::used_memory,
                    "(address, bytes) of whole pages that hold the experts.")
       .def_prop_ro(

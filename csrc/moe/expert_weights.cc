@@ -104,14 +104,22 @@ int64_t ExpertWeights::num_spare_slots() const noexcept {
   return std::count(has_memory_.begin(), has_memory_.end(), 1) - num_used_;
 }
 
-std::vector<std::span<std::byte>> ExpertWeights::used_memory() const {
+std::vector<std::span<std::byte>> ExpertWeights::used_memory() const { return slots_memory(1, num_used_); }
+
+std::vector<std::span<std::byte>> ExpertWeights::next_memory(int64_t count) const {
+  return slots_memory(0, count);
+}
+
+std::vector<std::span<std::byte>> ExpertWeights::slots_memory(uint8_t is_used, int64_t count) const {
   std::vector<std::span<std::byte>> ranges;
   for (const Node& node : nodes_) {
     const auto slot_bytes = static_cast<size_t>(node.slot_bytes);
-    for (size_t i = 0; i < is_used_.size() && slot_bytes > 0; ++i) {
-      if (is_used_[i] == 0) continue;
+    int64_t left = count;
+    for (size_t i = 0; i < is_used_.size() && slot_bytes > 0 && left > 0; ++i) {
+      if (is_used_[i] != is_used) continue;
+      --left;
       std::byte* slot = node.slot(static_cast<int64_t>(i));
-      if (i > 0 && is_used_[i - 1] != 0)
+      if (!ranges.empty() && ranges.back().data() + ranges.back().size() == slot)
         ranges.back() = {ranges.back().data(), ranges.back().size() + slot_bytes};
       else
         ranges.push_back({slot, slot_bytes});

@@ -74,6 +74,9 @@ class ExpertWeights {
   std::vector<std::span<std::byte>> used_memory() const;
   // Experts that could come without new memory.
   int64_t num_spare_slots() const noexcept;
+  // Whole pages that the next `count` experts without a slot will take, all of one node after those of
+  // another.
+  std::vector<std::span<std::byte>> next_memory(int64_t count) const;
 
  private:
   static constexpr int kLinears = 3;  // gate | up | down of an expert follow each other
@@ -94,6 +97,8 @@ class ExpertWeights {
     return {n.slot(slots_[static_cast<size_t>(expert)]) + n.offset[i],
             {n.rows[i].count, i == 2 ? shape_.intermediate : shape_.hidden}};
   }
+  // Of the lowest `count` slots that are used or not.
+  std::vector<std::span<std::byte>> slots_memory(uint8_t is_used, int64_t count) const;
   format::WeightFormat format(int i) const noexcept { return i == 2 ? shape_.down : shape_.gate_up; }
 
   ExpertShape shape_;

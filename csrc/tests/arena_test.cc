@@ -1,9 +1,14 @@
 #include "base/arena.h"
 
+#include <sys/mman.h>
+
+#include <cstddef>
 #include <cstdint>
 #include <new>
 #include <utility>
+#include <vector>
 
+#include "base/prefault.h"
 #include "tests/check.h"
 
 namespace {
@@ -68,9 +73,28 @@ void nodes_are_a_wish() {
   }
 }
 
+// Nobody touches the pages, and what was written beforehand stays.
+void memory_comes_before_its_use() {
+  constexpr size_t kBytes = size_t{40} << 20, kPage = 4096;
+  Arena arena(kBytes);
+  const auto bytes = arena.take<std::byte>(kBytes);
+  bytes[kPage] = std::byte{5};
+  {
+    proa::base::Prefault prefault({bytes.first(kBytes / 2), bytes.subspan(kBytes / 2)}, 3);
+    prefault.wait();
+  }
+  std::vector<unsigned char> resident(kBytes / kPage);
+  CHECK_EQ(mincore(bytes.data(), kBytes, resident.data()), 0);
+  for (unsigned char page : resident) CHECK_EQ(page & 1, 1);
+  CHECK(bytes[kPage] == std::byte{5});
+  CHECK(bytes[kBytes - 1] == std::byte{0});
+  const proa::base::Prefault stopped({bytes}, 2);  // may end before it began
+}
+
 }  // namespace
 
 int main() {
+  memory_comes_before_its_use();
   nodes_are_a_wish();
   hands_out_aligned_zeroed_spans();
   refuses_what_does_not_fit();

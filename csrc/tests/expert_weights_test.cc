@@ -73,11 +73,36 @@ void nodes_hold_their_rows(test::Rng& rng, format::WeightFormat gate_up, format:
   CHECK_EQ(weights.bytes(), bytes);
 }
 
+// The memory announced for experts is the memory they get, on every node.
+void announces_the_next_slots(test::Rng& rng) {
+  constexpr int64_t kHidden = 352, kIntermediate = 288;
+  constexpr auto kFormat = format::WeightFormat::kInt4G32;
+  runtime::ThreadPool pool(std::vector<int>(3, 0), {4, 4, 9});
+  moe::ExpertWeights weights(pool, {5, kHidden, kIntermediate, kFormat, kFormat}, 32, 32);
+  const auto gate = test::random_weight(rng, kFormat, {kIntermediate, kHidden}),
+             down = test::random_weight(rng, kFormat, {kHidden, kIntermediate});
+  const format::RawWeight raw[] = {gate.raw(), gate.raw(), down.raw()};
+  weights.load(pool, 2, {&raw[0], &raw[1], &raw[2]});
+  const auto announced = weights.next_memory(3);
+  CHECK_EQ(announced.size(), 2u);
+  CHECK_EQ(weights.next_memory(0).size(), 0u);
+  for (int64_t expert : {4, 0, 1}) {
+    weights.load(pool, expert, {&raw[0], &raw[1], &raw[2]});
+    for (int node = 0; node < 2; ++node) {
+      const std::byte* first = weights.gate(node, expert).data;
+      CHECK(std::any_of(announced.begin(), announced.end(), [&](std::span<std::byte> range) {
+        return first >= range.data() && first < range.data() + range.size();
+      }));
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
   test::Rng rng(3);
   slices_share_rows(rng);
+  announces_the_next_slots(rng);
   nodes_hold_their_rows(rng, format::WeightFormat::kInt4G32, format::WeightFormat::kF32);
   nodes_hold_their_rows(rng, format::WeightFormat::kFp8Block128, format::WeightFormat::kBf16);
   return test::result();

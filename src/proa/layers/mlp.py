@@ -83,6 +83,8 @@ def load_experts(
                 down_format=down_format,
                 activations=activations,
             )
+            # Until the end of this function, or what is left of it when it fails.
+            memory = layer.prefault(len(prefixes))
         sides = (
             ("gate and up", gate, gate_up_format),
             ("gate and up", up, gate_up_format),
@@ -95,6 +97,7 @@ def load_experts(
         for name in (names.gate, names.up, names.down):
             reader.packed(f"{prefix}.{name}")
     assert layer is not None, "a layer has at least one expert"
+    memory.wait()
     return layer
 
 
