@@ -90,9 +90,20 @@ class BoundWorker {
     worker_->wait(stream, job);
   }
 
+  void settle() {
+    nb::gil_scoped_release release;
+    worker_->settle();
+  }
+
   void close() {
     nb::gil_scoped_release release;
     worker_->close();
+  }
+
+  std::pair<int64_t, int64_t> slots(int job) const {
+    check("StreamWorker.slots", job);
+    const moe::ExpertJob& of = jobs_[static_cast<size_t>(job)]->job;
+    return {of.slots(), of.own_slots()};
   }
 
   int64_t faults() const {
@@ -181,12 +192,17 @@ void init_cuda(nb::module_& m) {
       .def("wait", &BoundWorker::wait, "stream"_a, "job"_a)
       .def(
           "resume", [](BoundWorker& w) { w.worker().resume(); }, "Before a step that submits.")
+      .def("settle", &BoundWorker::settle,
+           "After submits whose waits never came, with nothing left on the streams: their jobs end and are "
+           "forgotten.")
       .def("close", &BoundWorker::close)
       .def_prop_ro(
           "finished", [](const BoundWorker& w) { return w.worker().finished(); },
           "Jobs done since the start.")
       .def_prop_ro(
           "running", [](const BoundWorker& w) { return w.worker().running(); }, "The job that runs, or -1.")
+      .def("slots", &BoundWorker::slots, "job"_a,
+           "Totals of a job: slots of tokens, and those of them whose expert it computed.")
       .def_prop_ro("faults", &BoundWorker::faults,
                    "How many ids of experts that are not loaded jobs were given.");
 }

@@ -34,15 +34,22 @@ class ExpertJob {
   static void run_job(void* job) noexcept { static_cast<ExpertJob*>(job)->run(); }
 
   int64_t faults() const noexcept { return faults_.load(std::memory_order_relaxed); }
+  // Totals of all runs: slots of tokens, and those of them whose expert was computed here.
+  int64_t slots() const noexcept { return slots_.load(std::memory_order_relaxed); }
+  int64_t own_slots() const noexcept { return own_slots_.load(std::memory_order_relaxed); }
 
  private:
   const int32_t* checked_ids(size_t count) noexcept {
+    int64_t own = 0;
     for (size_t i = 0; i < count; ++i) {
       const int32_t id = batch_.ids[i];
       const bool usable = id >= 0 && id < layer_.config().num_experts && layer_.is_loaded(id);
       if (!usable && id != -1) faults_.fetch_add(1, std::memory_order_relaxed);
       ids_[i] = usable ? id : -1;
+      own += usable;
     }
+    slots_.fetch_add(static_cast<int64_t>(count), std::memory_order_relaxed);
+    own_slots_.fetch_add(own, std::memory_order_relaxed);
     return ids_.data();
   }
 
@@ -50,7 +57,7 @@ class ExpertJob {
   ExpertLayer::Batch batch_;
   const int32_t* tokens_;
   std::vector<int32_t> ids_;
-  std::atomic<int64_t> faults_{0};
+  std::atomic<int64_t> faults_{0}, slots_{0}, own_slots_{0};
 };
 
 }  // namespace proa::moe

@@ -121,6 +121,13 @@ void StreamWorker::resume() noexcept {
     syscall(SYS_futex, &wake_, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
 }
 
+void StreamWorker::settle() noexcept {
+  resume();
+  // Busy is shown before a request is taken back, and until its job is announced.
+  while (requested(-1) >= 0 || busy_.load(std::memory_order_acquire)) __builtin_ia32_pause();
+  for (Done& done : done_) done.word.store(0, std::memory_order_release);
+}
+
 // The lowest requested job, beginning after the one that ran last; -1: none.
 int StreamWorker::requested(int after) const noexcept {
   const int jobs = num_jobs();
@@ -169,15 +176,18 @@ bool StreamWorker::await_request(int& job) noexcept {
 
 void StreamWorker::run(int job) noexcept {
   const auto i = static_cast<size_t>(job);
+  busy_.store(true, std::memory_order_relaxed);
   running_.store(job, std::memory_order_relaxed);
-  requests_[i].exchange(0, std::memory_order_acquire);
+  requests_[i].exchange(0, std::memory_order_acq_rel);
   entries_[i].job(entries_[i].context);
   finished_.fetch_add(1, std::memory_order_relaxed);
   running_.store(-1, std::memory_order_relaxed);
   done_[i].word.store(1, std::memory_order_release);
+  busy_.store(false, std::memory_order_release);
 }
 
 void StreamWorker::work(int cpu) noexcept {
+  pthread_setname_np(pthread_self(), "proa-experts");  // for who looks into a process that hangs
   pin_to(cpu);
   set_awake(true);
   for (int job = -1; await_request(job);) run(job);

@@ -50,6 +50,10 @@ class StreamWorker {
   // late.
   void resume() noexcept;
 
+  // After submits without their waits, which must not be on any stream any more: ends these jobs and takes
+  // back what they announce, so that the next waits are for the next submits.
+  void settle() noexcept;
+
   // For a watchdog: jobs done since the start, and the one that runs (-1: none).
   uint64_t finished() const noexcept { return finished_.load(std::memory_order_relaxed); }
   int running() const noexcept { return running_.load(std::memory_order_relaxed); }
@@ -94,6 +98,7 @@ class StreamWorker {
   std::atomic<int> num_jobs_{0};
   std::atomic<uint64_t> finished_{0};
   std::atomic<int> running_{-1};
+  std::atomic<bool> busy_{false};
   std::atomic<bool> stopping_{false};
   alignas(64) std::atomic<uint32_t> wake_{0};
   std::atomic<bool> asleep_{false};

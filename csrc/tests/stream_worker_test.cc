@@ -152,6 +152,27 @@ void an_idle_worker_sleeps(HandOver hand_over) {
   }
 }
 
+// A forward that gave up between submit and wait leaves nothing that a later wait could take for its own.
+void what_is_never_waited_for_is_forgotten(HandOver hand_over) {
+  ThreadPool pool(std::vector<int>{proa::cpu::allowed_cpus().front()});
+  std::vector<Sum> sums(3, Sum{&pool, {1, 2, 3}, 0});
+  StreamWorker worker(fake(), hand_over, 3, -1, nullptr);
+  for (Sum& sum : sums) worker.add(&Sum::run, &sum);
+  for (int replay = 0; replay < 50; ++replay) {
+    for (Sum& sum : sums) sum.out = 0;
+    worker.submit(0, 0);
+    worker.submit(0, 1);
+    worker.settle();
+    CHECK(sums[0].out == 6 && sums[1].out == 6 && sums[2].out == 0);
+    for (Sum& sum : sums) sum.in[0] = -5;
+    worker.submit(0, 0);
+    worker.wait(0, 0);
+    CHECK_EQ(sums[0].out, 0);
+    for (Sum& sum : sums) sum.in[0] = 1;
+  }
+  worker.settle();
+}
+
 struct Gate {
   std::atomic<bool> started{false}, open{false};
 
@@ -189,6 +210,7 @@ int main() {
     for (const size_t threads : {1, 2}) replays_run_every_job_each_time(hand_over, threads);
     jobs_may_overlap(hand_over);
     an_idle_worker_sleeps(hand_over);
+    what_is_never_waited_for_is_forgotten(hand_over);
     a_stuck_job_shows(hand_over);
   }
   return proa::test::result();

@@ -5,6 +5,7 @@ A wrong slot, block table, position or reused block changes the tokens. Special 
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Generator, Sequence
 
@@ -21,6 +22,9 @@ LAYOUT = KVLayout(num_layers=2, num_kv_heads=1, key_dim=2, value_dim=1)
 MAX_POSITIONS = 8192
 
 # Prompt tokens with an effect; ordinary prompts stay below.
+HANG = 502  # its forward never ends, and holds the interpreter
+NO_GPU_MEMORY = 503  # the forward of any batch with it finds no GPU memory
+NO_RAM = 504  # the same with RAM, of which it had taken HELD_BYTES
 RAISE = 505  # the forward of any batch with it fails
 NAN_LOGITS = 506  # its logits are NaN
 POINT_MASS = 507  # its logits are -inf but for token 3
@@ -29,6 +33,7 @@ LONG = 509  # its forward takes 50 ms a layer
 FIRST_SPECIAL = 500
 
 NUM_LAYERS = 100
+HELD_BYTES = 256 * 2**20
 
 _PRIME = 2_147_483_629
 _POWERS = np.array([pow(31, i, _PRIME) for i in range(MAX_POSITIONS)], dtype=np.int64)
@@ -38,12 +43,16 @@ _TOKENS = np.arange(VOCAB_SIZE, dtype=np.int64)
 class FakeModel:
     vocab_size = VOCAB_SIZE
     weight_bytes = 0
+    expert_faults = 0
 
     def __init__(self) -> None:
         self.layout = LAYOUT
         self._logits = np.zeros((64, VOCAB_SIZE), dtype=np.float32)
-        # Token counts of the forwards that succeeded.
+        # Token counts of the forwards that succeeded, and of those that found no memory.
         self.forwards: list[int] = []
+        self.refused: list[int] = []
+        self.recoveries = 0
+        self.max_sequences = 1 << 30  # more in a batch than this find no GPU memory
 
     @property
     def expert_traffic(self) -> ExpertTraffic:
@@ -69,9 +78,12 @@ class FakeModel:
         keys[slots, 0] = tokens
         keys[slots, 1] = batch.positions.numpy()
         values[slots, 0] = tokens
+        self._take_memory(batch)
         if (tokens == RAISE).any():
             raise RuntimeError("the fake model was told to fail")
         for done in range(NUM_LAYERS):
+            while done == NUM_LAYERS // 2 and (batch.token_ids == HANG).any():
+                ctypes.PyDLL(None).sleep(60)
             if (batch.token_ids == LONG).any():
                 time.sleep(0.05)
             yield done / NUM_LAYERS
@@ -89,6 +101,19 @@ class FakeModel:
             logits[row] = logits_of(keys[at, 0].astype(np.int64), keys[at, 1].astype(np.int64))
         self.forwards.append(len(tokens))
         return torch.from_numpy(logits)
+
+    def recover(self) -> None:
+        self.recoveries += 1
+
+    def _take_memory(self, batch: ForwardBatch) -> None:
+        tokens = batch.token_ids.numpy()
+        if (tokens == NO_GPU_MEMORY).any() or batch.block_tables.shape[0] > self.max_sequences:
+            self.refused.append(len(tokens))
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ...")
+        if (tokens == NO_RAM).any():
+            held = np.ones(HELD_BYTES, dtype=np.uint8)
+            self.refused.append(len(tokens))
+            raise MemoryError(f"beside {held.nbytes} bytes")
 
 
 def logits_of(tokens: np.ndarray, positions: np.ndarray) -> np.ndarray:

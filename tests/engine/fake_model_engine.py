@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 import time
+from pathlib import Path
 
 from fake_model import LAYOUT, MAX_POSITIONS, FakeModel
 
@@ -28,4 +31,8 @@ def load(config: EngineConfig, report: Report) -> LoadedModel:
 
 
 if __name__ == "__main__":
-    sys.exit(run_engine(EngineConfig.from_json(sys.stdin.buffer.read()), load))
+    settings = json.loads(sys.stdin.buffer.read())
+    if journal := settings.pop("journal", None):
+        with Path(journal).open("a") as file:
+            file.write(json.dumps({"event": "started", "pid": os.getpid()}) + "\n")
+    sys.exit(run_engine(EngineConfig.from_json(json.dumps(settings).encode()), load))

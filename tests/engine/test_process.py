@@ -170,6 +170,19 @@ async def test_abort_and_shutdown_take_effect_within_a_step(tmp_path: Path) -> N
             assert time.monotonic() - started < 1.0
 
 
+async def test_heartbeats_between_the_layers_of_a_long_step(tmp_path: Path) -> None:
+    async with engine(tmp_path) as client:
+        await client.generate("long", [LONG] * 20, max_tokens=5)
+        shares = []
+        while len(shares) < 3:
+            await client.expect(StepOutput)
+            assert client.last is not None and not client.last.outputs
+            if client.last.stats.prefill_tokens:
+                assert client.last.stats.prefill_tokens == 20
+                shares.append(client.last.stats.prefill_share)
+        assert 0 < shares[0] < shares[1] < shares[2] < 1
+
+
 async def test_requests_sent_while_loading_are_served(tmp_path: Path) -> None:
     async with engine(tmp_path, model_path="slow", ready=False) as client:
         await client.generate("early", [9], max_tokens=2)

@@ -70,6 +70,8 @@ class FakeEngine:
         if fault == "user":
             self.endpoint.send(Fatal("[config] expected a good model, got a bad one.", user=True))
             return False
+        if fault == "silence":
+            time.sleep(60)
         if fault == "crash":
             os.kill(os.getpid(), signal.SIGKILL)
         total = 1000

@@ -35,6 +35,7 @@ CLOSING_PERIOD = 3
 
 class RandomModel:
     weight_bytes = 0
+    expert_faults = 0
     expert_traffic = ExpertTraffic()
 
     def __init__(self, tokenizer: TiktokenTokenizer) -> None:
@@ -48,6 +49,9 @@ class RandomModel:
     ) -> Generator[float, None, torch.Tensor]:
         yield 0.5
         return self.forward(batch, kv, still_wanted)
+
+    def recover(self) -> None:
+        """Nothing is left behind."""
 
     def forward(self, batch: ForwardBatch, kv: KVPool, still_wanted: StillWanted | None = None) -> torch.Tensor:
         if still_wanted is not None and (wanted := still_wanted()) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -125,6 +126,7 @@ class TestEngineDeath:
             os.kill(first, signal.SIGSTOP)
             rest = events(lines)
         assert "no sign of life for 1 s" in rest[-2]["error"]["message"] and rest[-1] == "[DONE]"
+        assert re.search(rf"engine process {first} hangs; its threads: python\S* T \d", server.log())
         server.wait(lambda: len(server.journal("started")) == 2)
         server.wait_ready()
         assert not is_alive(first) and server.engine_pid() != first
@@ -223,13 +225,21 @@ class TestSignals:
     def test_no_orphan(self, start_server):
         server = start_server()
         engine = server.engine_pid()
-        directories = socket_directories(server)
-        assert len(directories) == 1 and directories[0].stat().st_mode & 0o777 == 0o700
+        # Connected sockets need no names: a killed server leaves none.
+        assert not socket_directories(server)
         with streaming(server):
             server.process.kill()
             server.wait(lambda: not is_alive(engine), 2.0, "end of the engine")
         server.process.wait()
-        # A killed server cannot remove its sockets; the next one does.
+        assert not socket_directories(server)
+
+    def test_sockets_of_a_server_killed_while_it_starts_its_engine(self, start_server):
+        """Until the engine's first message they have names, in a private directory; the next server removes it."""
+        server = start_server(ready=False, engine={"start_fault": "silence"})
+        directories = server.wait(lambda: socket_directories(server))
+        assert len(directories) == 1 and directories[0].stat().st_mode & 0o777 == 0o700
+        server.process.kill()
+        server.process.wait()
         second = start_server()
         assert not directories[0].exists()
         second.stop()

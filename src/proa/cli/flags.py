@@ -116,7 +116,7 @@ FLAGS: tuple[Flag, ...] = (
         "server",
         "watchdog_timeout",
         float,
-        "Seconds without a sign of life after which the engine is killed and started again.",
+        "Seconds in which no layer is finished after which the engine is killed and started again.",
         between=(1, 86_400),
         sglang=("--watchdog-timeout",),
     ),

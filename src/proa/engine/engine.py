@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import traceback
 from collections.abc import Callable, Sequence
 from itertools import chain
 from time import perf_counter
@@ -22,6 +23,7 @@ from proa.engine.request import Request
 from proa.engine.runner import PrefillPass, Runner
 from proa.engine.sampler import Draw, draw
 from proa.engine.scheduler import Chunk, Scheduler
+from proa.engine.step_failure import StepFailure
 from proa.ipc.messages import EngineStats, Generate, PrefillProgress, StepOutput, TokenOutput
 from proa.kvcache.manager import KVManager
 
@@ -72,6 +74,7 @@ class Engine:
         self._pass: PrefillPass | None = None
         # Of a pass that failed: each is tried alone.
         self._suspects: list[Chunk] = []
+        self._is_retry = False  # the pass is of one of them
         self._told = 0.0  # when progress was
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
@@ -86,6 +89,7 @@ class Engine:
         self._arrivals = 0
         self._generated = 0
         self._aborted = 0
+        self._out_of_memory = 0
         self._step_ms = self._schedule_ms = self._sample_ms = 0.0
 
     @property
@@ -190,7 +194,8 @@ class Engine:
         computed = self._compute(poll)
         forwarded = self._clock()
         for chunk, logits in computed:
-            self._advance(chunk, logits)
+            if chunk.live:  # not aborted while others were computed again
+                self._advance(chunk, logits)
         if self.usage is not None and self._pass is None and computed:
             # Not between the layers of a pass, which has planned with every expert where it is.
             self.usage.after_step(sum(chunk.count for chunk, _ in computed))
@@ -233,7 +238,9 @@ class Engine:
         while self._suspects:
             suspect = self._suspects.pop()
             if suspect.live:
+                self._is_retry = True
                 return [suspect]
+        self._is_retry = False
         return self._scheduler.prefill(self._max_prompt_tokens)
 
     def _prompts_and_answers(self, prompts: list[Chunk], poll: Callable[[], None] | None) -> list[_Computed]:
@@ -250,23 +257,30 @@ class Engine:
     def _next_layer(self, running: PrefillPass) -> list[_Computed] | None:
         """Computes a layer of the pass; its chunks after the last one.
 
-        A pass that fails is tried again chunk by chunk. It only writes the sequences' own slots, so doing it twice is
-        harmless, and the others lose time and not their answer.
+        A pass that fails is tried again chunk by chunk, the shortest first. It only writes the sequences' own slots, so
+        doing it twice is harmless, and the others lose time and not their answer. One alone that found no memory has a
+        second try with what was given back.
         """
         started = self._clock()
         try:
             drawables = running.advance()
         except Exception as error:  # noqa: BLE001
-            self._pass = None
-            live = [chunk for chunk in running.chunks if chunk.live]
-            if len(running.chunks) > 1:
-                logger.warning("a pass over %d prompts failed, trying them one by one: %s", len(live), error)
-                self._suspects = live[::-1]
-            else:
-                for chunk in live:
-                    self._fail(chunk, error)
-            return []
-        seconds = self._clock() - started
+            failure = _noted(error, running.chunks)
+        else:
+            return self._layer_done(running, drawables, self._clock() - started)
+        self._pass = None
+        self._recover(failure)
+        live = _cheapest_first(running.chunks)
+        if len(running.chunks) > 1 or (failure.is_out_of_memory and not self._is_retry):
+            self._suspects = live[::-1]
+        else:
+            for chunk in live:
+                self._fail(chunk, failure.text)
+        return []
+
+    def _layer_done(
+        self, running: PrefillPass, drawables: Sequence[Drawable] | None, seconds: float
+    ) -> list[_Computed] | None:
         running.seconds += seconds
         self._pace.layer_done(seconds)
         if drawables is None:
@@ -309,6 +323,9 @@ class Engine:
             prompt_tokens=self._scheduler.num_prompt_tokens,
             generation_tokens=self._generated,
             aborted=self._aborted,
+            out_of_memory=self._out_of_memory,
+            prefill_tokens=0 if self._pass is None else self._pass.num_tokens,
+            prefill_share=0.0 if self._pass is None else self._pass.share_done,
             step_ms=self._step_ms,
             schedule_ms=self._schedule_ms,
             sample_ms=self._sample_ms,
@@ -336,25 +353,36 @@ class Engine:
                 )
         return _refuse_constraint(message.constraint, self._vocab_size)
 
-    def _forward(self, chunks: list[Chunk], poll: Callable[[], None] | None) -> list[_Computed]:
+    def _forward(
+        self, chunks: list[Chunk], poll: Callable[[], None] | None, *, is_retry: bool = False
+    ) -> list[_Computed]:
         """Each chunk with its logits. Sequences that are aborted meanwhile or whose forward fails are left out.
 
-        A failing batch is run again sequence by sequence, as a failing pass is.
+        A failing batch is run again as a failing pass is, but in halves, until those who fail alone are found.
         """
         try:
             logits = self._runner.forward(chunks, poll)
             return _with_logits([chunk for chunk in chunks if chunk.live], logits)
         except Exception as error:  # noqa: BLE001
-            logger.warning("a forward of %d sequences failed, running them one by one: %s", len(chunks), error)
-        computed: list[_Computed] = []
-        for chunk in [chunk for chunk in chunks if chunk.live]:
-            try:
-                # Copied: the next forward may reuse the memory.
-                results = [np.array(r) if isinstance(r, np.ndarray) else r for r in self._runner.forward([chunk])]
-                computed += _with_logits([chunk], results)
-            except Exception as error:  # noqa: BLE001
-                self._fail(chunk, error)
-        return computed
+            failure = _noted(error, chunks)
+        self._recover(failure)
+        was_alone = len(chunks) == 1
+        chunks = _cheapest_first(chunks)
+        if len(chunks) > 1:
+            half = len(chunks) // 2
+            # Copied: the next forward may reuse the memory.
+            first = [(chunk, _copied(logits)) for chunk, logits in self._forward(chunks[:half], poll, is_retry=True)]
+            return first + self._forward([c for c in chunks[half:] if c.live], poll, is_retry=True)
+        if chunks and (not was_alone or (failure.is_out_of_memory and not is_retry)):
+            return self._forward(chunks, poll, is_retry=True)
+        for chunk in chunks:
+            self._fail(chunk, failure.text)
+        return []
+
+    def _recover(self, failure: StepFailure) -> None:
+        """Once the exception, and what its frames held, is gone."""
+        self._out_of_memory += failure.is_out_of_memory
+        self._runner.recover()
 
     def _advance(self, chunk: Chunk, logits: Drawable | None) -> None:
         """Book a computed chunk, draw the next token and queue the output."""
@@ -366,7 +394,7 @@ class Engine:
                 self._append(request, drawn)
             except Exception as error:  # noqa: BLE001
                 # LogitsError, GrammarError, or parameters nobody should have let through: the other sequences go on.
-                self._fail(chunk, error)
+                self._fail(chunk, _noted(error, [chunk]).text)
                 return
         else:
             self._progress.append(PrefillProgress(request.rid, request.num_computed))
@@ -399,12 +427,10 @@ class Engine:
         )
         self._outbox.append(output if reason is None else self._end(request, output))
 
-    def _fail(self, chunk: Chunk, error: Exception) -> None:
+    def _fail(self, chunk: Chunk, reason: str) -> None:
         request = chunk.request
-        logger.error("request %s failed at token %d: %s", request.rid, chunk.start, error, exc_info=error)
-        output = TokenOutput(
-            rid=request.rid, token_ids=[], finish_reason="error", error=f"{type(error).__name__}: {error}"
-        )
+        logger.error("request %s failed at token %d: %s", request.rid, chunk.start, reason)
+        output = TokenOutput(rid=request.rid, token_ids=[], finish_reason="error", error=reason)
         self._outbox.append(self._end(request, output, keep_prefix=False))
 
     def _end(self, request: Request, output: TokenOutput, *, keep_prefix: bool = True) -> TokenOutput:
@@ -422,6 +448,22 @@ def _refuse_constraint(constraint: Constraint | None, vocab_size: int) -> str | 
     if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
         return f"[constraint] expected token ids in 0 .. {vocab_size - 1}, got {min(ids)} .. {max(ids)}."
     return None
+
+
+def _noted(error: Exception, chunks: Sequence[Chunk]) -> StepFailure:
+    """The failure, logged as text: a record with the exception would keep its frames where a handler keeps records."""
+    text = traceback.format_exc() if len(chunks) == 1 else str(error)
+    logger.warning("a forward of %d sequences failed: %s", len(chunks), text)
+    return StepFailure.of(error)
+
+
+def _cheapest_first(chunks: Sequence[Chunk]) -> list[Chunk]:
+    """Those alive: the shortest, then the oldest."""
+    return sorted((chunk for chunk in chunks if chunk.live), key=lambda c: (c.count, c.request.arrival))
+
+
+def _copied(logits: Drawable | None) -> Drawable | None:
+    return logits.copy() if isinstance(logits, np.ndarray) else logits
 
 
 def _with_logits(chunks: Sequence[Chunk], logits: Sequence[Drawable]) -> list[_Computed]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
+import signal
 from functools import partial
 from time import monotonic, perf_counter
 
@@ -46,6 +48,12 @@ _COMPILING_S = 0.001
 _POLL_S = 0.02
 
 
+# What the user has to mend while the engine starts; once it serves, none of these is theirs.
+_TO_BE_MENDED = (
+    CheckpointError, UnsupportedError, ConfigError, KernelFaultError, MemoryError, torch.OutOfMemoryError,
+)  # fmt: skip
+
+
 class _ShutdownError(BaseException):
     """Shutdown arrived, or the parent is gone. No Exception, which the engine takes for a forward that failed."""
 
@@ -54,19 +62,23 @@ def run_engine(config: EngineConfig, load: Loader) -> int:
     """Run the engine process until Shutdown or a fault; return its exit code. Faults are reported as Fatal first."""
     configure(config.log_level, process="engine")
     parent_pid = tie_to_parent(config.parent_pid)
+    # Stacks of all threads on standard error, even of one that holds the interpreter: at a crash and when asked for.
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     # The native thread pool does the work; torch's own threads would fight for the same cores.
     torch.set_num_threads(1)
     endpoint = EngineEndpoint(EngineAddresses(config.to_engine, config.from_engine))
+    process = _Process(config, endpoint, parent_pid)
     try:
-        _Process(config, endpoint, parent_pid).run(load)
+        process.run(load)
     except _ShutdownError:
         logger.info("shutting down")
         return EXIT_OK
-    except (CheckpointError, UnsupportedError, ConfigError, KernelFaultError, MemoryError) as error:
-        # The API process says it, once.
-        endpoint.send(Fatal(str(error) or "out of memory", user=True))
-        return EXIT_USER
     except Exception as error:
+        if not process.is_ready and isinstance(error, _TO_BE_MENDED):
+            # The API process says it, once.
+            endpoint.send(Fatal(_describe(error), user=True))
+            return EXIT_USER
         logger.exception("the engine cannot go on")
         endpoint.send(Fatal(f"{type(error).__name__}: {error}"))
         return EXIT_FAULT
@@ -76,6 +88,13 @@ def run_engine(config: EngineConfig, load: Loader) -> int:
         endpoint.close()
 
 
+def _describe(error: Exception) -> str:
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        where = "RAM" if isinstance(error, MemoryError) else "GPU memory"
+        return f"[{where}] expected as much as was free before loading, got none left. Fix: end what else takes it"
+    return str(error)
+
+
 class _Process:
     def __init__(self, config: EngineConfig, endpoint: EngineEndpoint, parent_pid: int) -> None:
         self._config = config
@@ -83,13 +102,15 @@ class _Process:
         self._parent_pid = parent_pid
         # What arrived while the model was loading.
         self._early: list[ToEngine] = []
-        self._last_poll = monotonic()
+        self._last_poll = self._last_sent = monotonic()
+        self.is_ready = False
 
     def run(self, load: Loader) -> None:
         """Return never: Shutdown and faults are exceptions."""
         started = perf_counter()
         loaded = load(self._config, self._loading_report())
         engine = build_engine(self._config, loaded)
+        self.is_ready = True
         self._endpoint.send(_ready(self._config, loaded, perf_counter() - started))
         logger.info("ready after %.1f s", perf_counter() - started)
         for message in self._early:
@@ -101,18 +122,25 @@ class _Process:
             for message in self._endpoint.receive():
                 self._handle(engine, message)
             if engine.has_work:
-                self._endpoint.send(engine.step(poll))
+                self._send(engine.step(poll))
 
     def _poll(self, engine: Engine) -> None:
-        """Between layers: the step of a large model takes seconds, and who aborts is not made to wait for its end."""
+        """Between layers: the step of a large model takes seconds, and who aborts is not made to wait for its end.
+
+        A heartbeat now and then says that layers are finished: silence is a layer that is not.
+        """
         now = monotonic()
         if now - self._last_poll < _POLL_S:
             return
         self._last_poll = now
         for message in self._endpoint.receive():
             self._handle(engine, message)
-        if engine.has_outputs:
-            self._endpoint.send(engine.take_outputs())
+        if engine.has_outputs or now - self._last_sent >= _HEARTBEAT_S:
+            self._send(engine.take_outputs())
+
+    def _send(self, output: StepOutput) -> None:
+        self._last_sent = monotonic()
+        self._endpoint.send(output)
 
     def _wait(self, engine: Engine) -> None:
         """Sleep until there is a message or a compiled grammar, with a heartbeat every second.
@@ -133,7 +161,7 @@ class _Process:
             if not checked:
                 engine.check_integrity()
                 checked = True
-            self._endpoint.send(StepOutput([], engine.stats()))
+            self._send(StepOutput([], engine.stats()))
 
     def _handle(self, engine: Engine, message: ToEngine) -> None:
         match message:

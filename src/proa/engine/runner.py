@@ -30,6 +30,11 @@ class ForwardModel(Protocol):
     @property
     def expert_traffic(self) -> ExpertTraffic: ...
 
+    @property
+    def expert_faults(self) -> int:
+        """How often an expert was looked for where it is not, since loading: each is a wrong result."""
+        ...
+
     def forward(self, batch: ForwardBatch, kv: KVPool, still_wanted: StillWanted | None = None) -> torch.Tensor:
         """Logits [L, vocab] float32 of the rows `batch.logit_rows`, without those `still_wanted` left out meanwhile."""
         ...
@@ -38,6 +43,10 @@ class ForwardModel(Protocol):
         self, batch: ForwardBatch, kv: KVPool, still_wanted: StillWanted | None = None
     ) -> Generator[float, None, torch.Tensor]:
         """The same, stopping between layers with the share of them that is done; short forwards may run there."""
+        ...
+
+    def recover(self) -> None:
+        """After a forward that raised, once the device has nothing to do: the next one begins from a clean state."""
         ...
 
 
@@ -81,24 +90,45 @@ class Runner:
         Logits [vocab] in CPU memory, or on a GPU the token itself where nothing but a draw was asked for.
         `poll` is called between layers. Chunks of requests it ends are not computed further.
         """
+        faults = self._model.expert_faults
         with torch.inference_mode():
-            return self._drawables(chunks, self._logits(self._build(chunks, self._indices), _watch(chunks, poll)))
+            logits = self._logits(self._build(chunks, self._indices), _watch(chunks, poll))
+            return self._drawables(chunks, logits, faults)
 
     def begin(self, chunks: Sequence[Chunk], poll: Callable[[], None] | None = None) -> PrefillPass:
         """The same layer by layer: `forward` of decoding sequences may be called in between. One at a time."""
+        faults = self._model.expert_faults
         with torch.inference_mode():
             batch = self._build(chunks, self._pass_indices)
             layers = self._model.layers(batch, self._pool, _watch(chunks, poll))
-        return PrefillPass(chunks, layers, self._drawables)
+        return PrefillPass(chunks, layers, lambda logits: self._drawables(chunks, logits, faults))
 
-    def _drawables(self, chunks: Sequence[Chunk], logits: torch.Tensor) -> Sequence[Drawable]:
+    def recover(self) -> None:
+        """After a forward or pass that raised: ends what it left on the device, and gives back memory nobody uses.
+
+        Raises what a device that is lost raises; then the engine has to start again.
+        """
+        device = self._pool.device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        self._model.recover()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _drawables(self, chunks: Sequence[Chunk], logits: torch.Tensor, faults: int) -> Sequence[Drawable]:
+        """`faults`: of the experts before these chunks."""
         drawing = [chunk for chunk in chunks if chunk.draws and chunk.live]
         expected = (len(drawing), self._model.vocab_size)
         assert tuple(logits.shape) == expected and logits.dtype == torch.float32, (logits.shape, expected)
         if logits.device.type == "cpu":
             rows: NDArray[np.float32] = logits.numpy()
-            return list(rows)
-        return draw_on_device(logits, [chunk.request for chunk in drawing])
+            drawables: Sequence[Drawable] = list(rows)
+        else:
+            drawables = draw_on_device(logits, [chunk.request for chunk in drawing])
+        # Drawing has waited for the device. Without a draw the last layer's experts are not asked.
+        if (found := self._model.expert_faults - faults) != 0:
+            raise RuntimeError(f"[experts] expected ids of experts that are in RAM, got {found} others")
+        return drawables
 
     def _logits(self, batch: ForwardBatch, watch: StillWanted | None) -> torch.Tensor:
         if self._graphs is not None and self._graphs.takes(batch):
@@ -153,7 +183,7 @@ class PrefillPass:
         self,
         chunks: Sequence[Chunk],
         layers: Generator[float, None, torch.Tensor],
-        finish: Callable[[Sequence[Chunk], torch.Tensor], Sequence[Drawable]],
+        finish: Callable[[torch.Tensor], Sequence[Drawable]],
     ) -> None:
         self.chunks = chunks
         self.share_done = 0.0  # of the layers
@@ -171,7 +201,7 @@ class PrefillPass:
             try:
                 self.share_done = next(self._layers)
             except StopIteration as end:
-                return self._finish(self.chunks, end.value)
+                return self._finish(end.value)
             return None
 
 

@@ -91,7 +91,11 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot of the engine. Byte and token counters and expert_ms are totals since start, other times of a step."""
+    """A snapshot of the engine. Byte and token counters and expert_ms are totals since start, other times of a step.
+
+    out_of_memory: forwards that found no memory, since start. prefill_tokens: of the pass that is on its way, and the
+    share of the layers it has been through.
+    """
 
     num_running: int = 0
     num_queued: int = 0
@@ -101,6 +105,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int = 0
     generation_tokens: int = 0
     aborted: int = 0
+    out_of_memory: int = 0
+    prefill_tokens: int = 0
+    prefill_share: float = 0.0
     step_ms: float = 0.0
     schedule_ms: float = 0.0
     sample_ms: float = 0.0
@@ -135,7 +142,7 @@ class PrefillProgress(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepOutput(msgspec.Struct, tag="step", frozen=True, omit_defaults=True):
-    """All outputs of one engine step; an idle engine sends one with no outputs every second (heartbeat).
+    """All outputs of one engine step; one without any every second while idle or between layers (heartbeat).
 
     `progress` has the prompts of which a chunk that is not the last has ended, or that are in a pass, twice a second.
     """

@@ -1,6 +1,7 @@
 """The two ends of the link between API process and engine process: two one-way ZMQ queues over unix sockets.
 
-The API process binds both addresses inside a private directory, the engine connects. Payloads are msgpack of the unions
+The API process binds both addresses inside a private directory, the engine connects: first the inbox, then the outbox,
+so that its first message tells that both are connected and the directory may go. Payloads are msgpack of the unions
 in `proa.ipc.messages`; anything else is logged and dropped. Queues are bounded: a full one blocks the sender, so a
 stalled API process stops the engine instead of filling memory.
 """

@@ -23,6 +23,7 @@ from proa.layers.norm import RMSNorm
 from proa.layers.parameters import ParameterReader
 from proa.layers.rotary import RotaryEmbedding
 from proa.layers.workspace import ExpertPlan, Workspace, measuring_workspace
+from proa.moe.hybrid_layers import hybrid_of
 from proa.moe.layer import MoeLayer, MoeRows, MoeSpec
 from proa.moe.stats import RoutingCounts
 from proa.moe.strategies import create_usage
@@ -133,6 +134,7 @@ class Decoder:
         plan = workspace.expert_plan
         self._may_defer = plan is not None and plan.max_deferred > 0
         self._rows: OrderedDict[tuple[int, bool], Rows] = OrderedDict()
+        self._hybrid = hybrid_of(workspace)
         self._stopped = False  # `layers` is between two
         # Takes all scratch memory now, so that no forward does.
         self._rows_of(workspace.max_tokens, beside=False)
@@ -197,6 +199,11 @@ class Decoder:
     def expert_traffic(self) -> ExpertTraffic:
         """Of the routed experts of all layers since loading."""
         return sum((layer.traffic for layer in self._layers), ExpertTraffic())
+
+    @property
+    def expert_faults(self) -> int:
+        """Ids of experts that the CPU was handed and does not have, since loading: each is a wrong sum."""
+        return 0 if self._hybrid is None else self._hybrid.faults
 
     def forward(self, batch: ForwardBatch, kv: KVPool, still_wanted: StillWanted | None = None) -> torch.Tensor:
         """Runs T tokens; float32 logits `[L, vocab]` of `batch.logit_rows`, a tensor of its own on the device.
@@ -266,6 +273,11 @@ class Decoder:
             delta = rows.delta
         self._layers[-1].attend(rows, delta, batch.positions, step)
         return self._finish(rows, batch.logit_rows, beside=beside, defers=defers)
+
+    def recover(self) -> None:
+        """After a forward that raised, once the device has nothing to do: the next one begins from a clean state."""
+        if self._hybrid is not None:
+            self._hybrid.settle()
 
     def _finish(self, rows: Rows, logit_rows: torch.Tensor, *, beside: bool, defers: bool) -> torch.Tensor:
         """After the attention of the last layer, which fills the cache, only rows whose logits are wanted go on."""

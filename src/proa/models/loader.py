@@ -68,6 +68,10 @@ class Model(Protocol):
     def expert_usage(self) -> ExpertUsage:
         """Of the routed experts; told of every step by who drives the model."""
 
+    @property
+    def expert_faults(self) -> int:
+        """Ids of experts that the CPU was handed and does not have, since loading: each is a wrong sum."""
+
     def forward(self, batch: ForwardBatch, kv: KVPool, still_wanted: StillWanted | None = None) -> torch.Tensor:
         """Writes the batch's keys and values to `kv` and returns float32 logits `[L, vocab]` of `logit_rows`.
 
@@ -78,6 +82,9 @@ class Model(Protocol):
         self, batch: ForwardBatch, kv: KVPool, still_wanted: StillWanted | None = None
     ) -> Generator[float, None, torch.Tensor]:
         """`forward` layer by layer: see `Decoder.layers`."""
+
+    def recover(self) -> None:
+        """After a forward that raised, once the device has nothing to do: the next one begins from a clean state."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,8 +51,8 @@ class HybridDecode:
 
     `previous`: of the MoE layer before, whose late experts this one waits for. `waits_above`: with more tokens than
     this Python waits for the layer, so that a long forward may be given up between layers. Layers run in order, each
-    forward through all of them. One that raises between two layers leaves jobs behind: the engine starts again, as
-    after every fault of a device. Slots come late in forwards that say so (`LayerContext.defers`), in all layers alike.
+    forward through all of them; what one that raises between two layers leaves behind is ended by `Hybrid.settle`.
+    Slots come late in forwards that say so (`LayerContext.defers`), in all layers alike.
     """
 
     __slots__ = ("_cpu", "_gpu", "_job", "_late_job", "_layer", "_previous_late_job", "_shared", "_waits_above")

@@ -6,7 +6,7 @@ import logging
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -23,13 +23,14 @@ from proa.moe.stream import WeightStream
 from proa.moe.streamed_prefill import PrefillPass, StreamedPrefill
 from proa.native import _C
 
-__all__ = ["MAX_FEW_TOKENS", "Hybrid", "HybridLayer"]
+__all__ = ["HYBRID", "MAX_FEW_TOKENS", "Hybrid", "HybridLayer", "hybrid_of"]
 
 _log = logging.getLogger("proa.moe")
 
 # The largest batch of a decode step that is captured as a graph (engine.config).
 MAX_FEW_TOKENS = 256
 MAX_LAYERS = 512
+HYBRID = "experts.hybrid"  # its name in a workspace
 RING_PARTS = 4
 PIN_THREADS = 8
 
@@ -106,6 +107,15 @@ class Hybrid:
         return self._layers[-1]
 
     @property
+    def faults(self) -> int:
+        """How many ids the CPU was given of experts it does not have: each is a wrong sum."""
+        return self._worker.faults
+
+    def settle(self) -> None:
+        """After a forward that raised between two layers, once the device has nothing to do."""
+        self._worker.settle()
+
+    @property
     def deferred(self) -> torch.Tensor | None:
         """See `HybridShared`; None where none ever is."""
         return self._shared.deferred if self.plan.max_deferred else None
@@ -173,6 +183,11 @@ class Hybrid:
             in_ram = (e for e in range(layer.cpu.layer.num_experts) if layer.cpu.layer.is_loaded(e))
             plans.append(LayerPlan(tuple(in_ram), (), 0.0))
         return plans
+
+
+def hybrid_of(workspace: Workspace) -> Hybrid | None:
+    """What the layers of `workspace` share; None where no expert is handed over."""
+    return cast("Hybrid | None", workspace.made(HYBRID))
 
 
 def _unpin(driver: _C.CudaDriver, starts: list[int]) -> None:

@@ -6,7 +6,7 @@ import torch
 
 from proa.layers.workspace import Workspace
 from proa.moe.cpu_experts import CpuExperts
-from proa.moe.hybrid_layers import MAX_FEW_TOKENS, Hybrid
+from proa.moe.hybrid_layers import HYBRID, MAX_FEW_TOKENS, Hybrid
 from proa.moe.offloaded import OffloadedExperts
 from proa.moe.placement import Placement
 from proa.moe.rebalance import RebalanceSpec
@@ -31,7 +31,7 @@ def create_strategy(experts: CpuExperts, workspace: Workspace, max_top_k: int) -
     if workspace.device.name == "cpu":
         return AllCpu(experts)
     offloaded = OffloadedExperts(experts, workspace)
-    hybrid = workspace.shared("experts.hybrid", lambda: Hybrid.create(experts, workspace, max_top_k))
+    hybrid = workspace.shared(HYBRID, lambda: Hybrid.create(experts, workspace, max_top_k))
     if hybrid is None:
         return offloaded
     layer = hybrid.add(experts)
@@ -46,7 +46,7 @@ def create_strategy(experts: CpuExperts, workspace: Workspace, max_top_k: int) -
 
 def create_usage(counts: RoutingCounts, workspace: Workspace, top_k: int) -> ExpertUsage:
     """Of the layers made so far, whose routers add to `counts`. Experts follow it where the plan has them move."""
-    hybrid: Hybrid | None = workspace.made("experts.hybrid")
+    hybrid: Hybrid | None = workspace.made(HYBRID)
     if hybrid is None:
         return ExpertUsage(counts)
     updates = None

@@ -30,7 +30,7 @@ class ServerConfig:
     keepalive_interval: silence on a stream after which a comment line is sent.
     drain_timeout: how long running requests may go on after SIGTERM.
     watchdog_timeout: silence of a ready engine after which it is killed and started again; longer than its longest
-        step.
+        layer, or step of few tokens.
     restart_backoff, max_restart_backoff: first and longest wait before the engine is started again; doubled each time.
     max_start_attempts: starts in a row that may fail before the server gives up on an engine that never was ready.
     """

@@ -21,6 +21,7 @@ import msgspec
 from proa.core.errors import ConfigError
 from proa.ipc.messages import Fatal, FromEngine, Loading, Ready, Shutdown, ToEngine
 from proa.ipc.transport import ClientEndpoint, EngineAddresses
+from proa.server.process_threads import describe_threads
 
 __all__ = ["EngineProcess", "EngineState", "EngineStatus", "RestartPolicy"]
 
@@ -29,6 +30,7 @@ logger = logging.getLogger("proa.server.engine")
 _STOP_SECONDS = 5.0
 _DIRECTORY_PREFIX = "proa-"
 _WATCHDOG_TICKS = 10
+_STACKS_SECONDS = 0.5  # to write them
 
 
 class EngineState(enum.StrEnum):
@@ -73,8 +75,8 @@ class EngineProcess:
     Args:
         command: program and arguments of the engine.
         config: JSON object it reads on stdin; `to_engine`, `from_engine` and `parent_pid` are filled in here.
-        watchdog_timeout: seconds of silence after which an engine that was ready is killed. It sends something at
-            every step, and every second when idle.
+        watchdog_timeout: seconds of silence after which an engine that was ready is killed, its stacks in the log
+            first. It sends something at every step, and every second when idle or as layers of a step are finished.
         on_message: called with each message of the engine.
         on_down: called with a reason whenever an engine that was started is gone.
         on_status: called with each new status.
@@ -116,11 +118,10 @@ class EngineProcess:
         """Keep an engine running until it fails for good or this task is cancelled."""
         failures = 0
         remove_stale_directories()
-        self._directory = Path(tempfile.mkdtemp(prefix=f"{_DIRECTORY_PREFIX}{os.getpid()}-"))
         try:
             while True:
                 self._ready_since = None
-                reason = await self._run_once(self.status.restarts)
+                reason = await self._run_once()
                 failures = 1 if self._was_stable() else failures + 1
                 if self._finished(failures, reason):
                     return
@@ -140,9 +141,10 @@ class EngineProcess:
             self._kill_group(self._process.pid)
 
     def remove_directory(self) -> None:
-        """Remove the sockets' directory."""
+        """Remove the sockets' directory, if it is still there."""
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory = None
 
     @staticmethod
     def _kill_group(pid: int) -> None:
@@ -168,13 +170,13 @@ class EngineProcess:
         self._set(state=EngineState.FAILED, message=message, user_error=user_error, pid=0)
         return True
 
-    async def _run_once(self, generation: int) -> str:
+    async def _run_once(self) -> str:
         """Start an engine and serve it until its end. Returns why it ended."""
-        assert self._directory is not None
         self._fatal = None
         self._is_stalled = False
         self._outgoing = asyncio.Queue()
-        addresses = EngineAddresses.in_directory(self._directory, f"engine-{generation}")
+        self._directory = Path(tempfile.mkdtemp(prefix=f"{_DIRECTORY_PREFIX}{os.getpid()}-"))
+        addresses = EngineAddresses.in_directory(self._directory)
         endpoint = ClientEndpoint(addresses)
         self._set(state=EngineState.STARTING)
         tasks: list[asyncio.Task[None]] = []
@@ -195,6 +197,7 @@ class EngineProcess:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             endpoint.close()
+            self.remove_directory()
         self._kill_group(process.pid)
         reason = self._end_reason(code)
         self._on_down(reason)
@@ -227,6 +230,8 @@ class EngineProcess:
     async def _receive_all(self, endpoint: ClientEndpoint) -> None:
         while True:
             message = await endpoint.receive()
+            # Both sockets are connected: without names nobody else reaches them, and a kill leaves no files.
+            self.remove_directory()
             self._silent_ticks = 0
             match message:
                 case Loading():
@@ -253,8 +258,18 @@ class EngineProcess:
             self._silent_ticks += 1
             if self._silent_ticks > _WATCHDOG_TICKS and self.status.state is EngineState.READY:
                 self._is_stalled = True
+                await self._log_stacks()
                 self.kill()
                 return
+
+    async def _log_stacks(self) -> None:
+        """What the engine hangs in: its Python stacks, which it writes to the log itself, and its native threads."""
+        assert self._process is not None
+        pid = self._process.pid
+        logger.error("the engine process %d hangs; its threads: %s", pid, describe_threads(pid))
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR1)
+        await asyncio.sleep(_STACKS_SECONDS)
 
     async def _ask_to_end(self, endpoint: ClientEndpoint) -> None:
         """Shutdown by message: the engine leaves SIGTERM to us. One that loads would not hear it."""

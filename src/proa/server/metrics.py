@@ -18,7 +18,8 @@ _LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80
 _TOKEN_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2, 5, 10)
 # Totals of EngineStats that start at zero again with every engine process.
 _TOTALS = (
-    "prefix_hit_tokens", "prompt_tokens", "generation_tokens", "aborted", "expert_bytes_read", "expert_ms",
+    "prefix_hit_tokens", "prompt_tokens", "generation_tokens", "aborted", "out_of_memory", "expert_bytes_read",
+    "expert_ms",
 )  # fmt: skip
 _RATE_SECONDS = 1.0
 
@@ -134,6 +135,7 @@ class Metrics(Collector):
         yield self._total("proa:expert_bytes_read", "Bytes of expert weights read.", self.total("expert_bytes_read"))
         yield self._total("proa:expert_seconds", "Seconds spent in expert layers.", self.total("expert_ms") / 1e3)
         yield self._gauge("proa:expert_read_gbps", "GB/s at which expert weights were read.", self._expert_gbps)
+        yield self._total("proa:out_of_memory", "Forwards that found no memory.", self.total("out_of_memory"))
         yield self._gauge("proa:step_seconds", "Last engine step.", stats.step_ms / 1e3)
         yield self._gauge("proa:schedule_seconds", "Scheduling in the last step.", stats.schedule_ms / 1e3)
         yield self._gauge("proa:sample_seconds", "Sampling in the last step.", stats.sample_ms / 1e3)
