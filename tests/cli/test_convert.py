@@ -85,9 +85,10 @@ def test_launch_lines_hand_on_converted_directories(tmp_path, method):
     (tmp_path / "ours").mkdir()
     (tmp_path / "ours" / "proa_experts.json").touch()
     (tmp_path / "kt" / "_layer_0").mkdir(parents=True)
-    for directory in ("ours", "kt"):  # kt-kernel's are refused by the engine, with the way to convert
+    for directory in ("ours", "kt"):  # kt-kernel's have the experts of the model directory
         words = ["--model", "m", "--kt-weight-path", str(tmp_path / directory)]
         launch = parse([*words, *(["--kt-method", method] if method else [])])
-        assert launch.values["--kt-weight-path"] == str(tmp_path / directory)
+        assert launch.values.get("--kt-weight-path") == (str(tmp_path / "ours") if directory == "ours" else None)
         assert launch.values.get("--kt-method") == (method and method.upper())
-        assert not launch.notes
+        assert len(launch.notes) == (directory == "kt")
+        assert all("--kt-weight-path: kt-kernel's packed bytes are not read" in note for note in launch.notes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,26 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from server_process import ServerProcess
+from tests.models.kimi_checkpoint import END, write_tokenizer
 
 from proa.chat.chunkings import pieces_of
 from proa.chat.output.kimi_k2 import MARKERS
 from proa.chat.tiktoken_tokenizer import TiktokenTokenizer
 
-CONTROL = ("[BOS]", "[EOS]", "<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>")
-NUM_RANKS = 256
 SB, SE, CB, AB, CE, TH, TE = MARKERS
-END = NUM_RANKS + CONTROL.index("<|im_end|>")
 
 
 def write_model(directory: Path) -> Path:
     """A tokenizer of bytes with Kimi's control tokens, and a configuration of its family."""
     directory.mkdir()
-    ranks = b"\n".join(base64.b64encode(bytes([value])) + b" %d" % value for value in range(NUM_RANKS))
-    (directory / "tiktoken.model").write_bytes(ranks)
-    added = {str(NUM_RANKS + i): {"content": name} for i, name in enumerate((*CONTROL, *MARKERS))}
-    (directory / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
+    write_tokenizer(directory)
     (directory / "config.json").write_text(json.dumps({"model_type": "kimi_k25"}))
-    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": END}))
     return directory
 
 

@@ -180,13 +180,20 @@ def _unknown(argument: str) -> ConfigError:
 def _expert_source(values: dict[str, Any], notes: list[str]) -> None:
     """Experts come from the path for LLAMAFILE, converted experts, and GGUF without a method; else from the model.
 
-    What kt-kernel converted is handed on too: the engine says how to make ours of it.
+    What kt-kernel converted is not read; the model directory has the same experts in the format they were published in.
     """
     method = str(values.pop("--kt-method", "auto"))
     if method != "auto":
         values["--kt-method"] = method = method.upper()
     path = values.get("--kt-weight-path")
-    if path is None or method == "LLAMAFILE" or is_converted(Path(path)) or is_kt_kernel(Path(path)):
+    if path is None or method == "LLAMAFILE" or is_converted(Path(path)):
+        return
+    if is_kt_kernel(Path(path)):
+        del values["--kt-weight-path"]
+        meaning = (
+            "kt-kernel's packed bytes are not read, experts come from the model directory (`proa convert` makes others)"
+        )
+        notes.append(f"--kt-weight-path: {meaning}")
         return
     if method != "auto" or not _holds_gguf(Path(path)):
         del values["--kt-weight-path"]

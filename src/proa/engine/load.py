@@ -46,6 +46,18 @@ __all__ = ["load_checkpoint"]
 logger = logging.getLogger("proa.engine")
 
 LOG_INTERVAL_S = 5.0
+# With their defaults.
+GPU_SETTINGS = {
+    "gpu_experts": None,
+    "gpu_experts_ratio": None,
+    "expert_placement": "auto",
+    "expert_location": None,
+    "expert_updates": False,
+    "max_deferred_experts": 0,
+    "gpu_prefill_threshold": None,
+    "mem_fraction_static": None,
+    "attention_backend": "auto",
+}
 
 
 def load_checkpoint(config: EngineConfig, report: Report) -> LoadedModel:
@@ -84,7 +96,7 @@ def _load_on_cpu(
     model = _load(config, None, runtime, checkpoint, experts, plan.max_model_len, report)
     # The scratch memory of large chunks, known only now, may be more than the reserve.
     plan = plan_for(weight_bytes=weight_bytes + model.workspace_bytes)
-    info = {**plan.notes, **_info(config, model_info, runtime), "device": "cpu"}
+    info = {**plan.notes, **_info(config, model_info, runtime), "device": "cpu", **_without_gpu(config)}
     return LoadedModel(model, model_info.layout, plan, model_info.eos_token_ids, info, usage=model.expert_usage)
 
 
@@ -122,6 +134,12 @@ def _load_on_gpu(
         capture,
         usage=model.expert_usage,
     )
+
+
+def _without_gpu(config: EngineConfig) -> dict[str, str]:
+    """What is said of settings that mean nothing without a GPU."""
+    unused = [name for name, default in GPU_SETTINGS.items() if getattr(config, name) != default]
+    return {"without_gpu": f"not used: {', '.join(unused)}"} if unused else {}
 
 
 def _without_gpu_experts(

@@ -112,6 +112,8 @@ class _Process:
         engine = build_engine(self._config, loaded)
         self.is_ready = True
         self._endpoint.send(_ready(self._config, loaded, perf_counter() - started))
+        for name, value in loaded.info.items():
+            logger.info("%-20s %s", name, value)
         logger.info("ready after %.1f s", perf_counter() - started)
         for message in self._early:
             self._handle(engine, message)
