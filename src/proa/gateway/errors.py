@@ -50,6 +50,7 @@ class EngineUnavailableError(UnavailableError):
     def __init__(self, model: str, got: str, retry_after_s: float, fix: str = "retry later") -> None:
         super().__init__(f"model {model}" if model else "gateway", "a running engine", got, fix)
         self.model = model
+        self.got = got
         self.retry_after_s = max(1, int(retry_after_s + 0.999))
 
 

@@ -5,24 +5,28 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
 
-import httpx
-
-from proa.core import env
 from proa.gateway.config import GatewayConfig, ModelConfig
-from proa.gateway.errors import EngineFailedError, GatewayStoppingError, UnknownModelError
+from proa.gateway.engine_run import EngineRun, RunReports
+from proa.gateway.errors import EngineStartingError, GatewayStoppingError
 from proa.gateway.event_bus import EventBus
 from proa.gateway.leases import Engine, Lease, Ticket
 from proa.gateway.log_ring import LogRing
-from proa.gateway.routing import names, resolve
-from proa.gateway.state import Ended, Event, Lifecycle, Ready, Start, State, Stop, step
+from proa.gateway.routing import Route, resolve
+from proa.gateway.scheduler import Scheduler
+from proa.gateway.slots import Grant, Halt, Launch, Refuse, Slot
+from proa.gateway.state import Lifecycle, State
 from proa.gateway.status import LoadProgress, ModelStatus
 
 __all__ = ["Supervisor"]
 
+_PROGRESS_EVENT_S = 1.0
+
 
 class Supervisor:
-    """The one owner of all engines. Everything runs on the event loop of `start`.
+    """The one owner of all engines: it does what the scheduler decides. Everything runs on the event loop of `start`.
 
     Args:
         config: what to run.
@@ -33,20 +37,33 @@ class Supervisor:
         self.config = config
         self.events = EventBus()
         self._clock = clock
-        self._models = {name: _Model(model, LogRing(config.log_lines)) for name, model in config.models.items()}
-        self._closing = False
+        self._scheduler = Scheduler(config)
+        self._logs: dict[str, LogRing] = {}
+        self._runs: dict[str, EngineRun] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._usual_seconds: dict[str, float] = {}
+        self._published: dict[str, Lifecycle] = {}
+        self._progress_at = 0.0
+        self._changed = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_closing = False
 
     async def start(self) -> None:
         """Load what is to be preloaded; returns at once."""
+        for model in self.config.models.values():
+            if model.preload:
+                self._scheduler.load(model.name, self._clock())
+        self._apply()
 
     async def close(self) -> None:
         """Refuse what waits, end every engine. Running requests should be over or are cut off."""
-        self._closing = True
-        for model in self._models.values():
-            for ticket in model.waiting:
-                ticket.refuse(GatewayStoppingError("", "one that shuts down", 5))
-            model.waiting.clear()
-            await self._stop(model, "the gateway shuts down")
+        self._is_closing = True
+        self._scheduler.close(self._clock())
+        self._apply()
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+        if self._timer is not None:
+            self._timer.cancel()
 
     def ticket(self, name: str) -> Ticket:
         """Ask for the engine of a model or alias; it is started when it has to be.
@@ -57,12 +74,16 @@ class Supervisor:
             EngineUnavailableError: not now; the subclass says why, `retry_after_s` when to ask again.
         """
         route = resolve(self.config, name)
-        if self._closing:
-            raise GatewayStoppingError(name, "one that shuts down", 5)
-        model = self._models[route.model.name]
-        ticket = Ticket(route, lambda: model.progress, lambda: self._give_up(model, ticket))
-        model.waiting.append(ticket)
-        self._settle(model)
+        ticket = self._new_ticket(route)
+        try:
+            self._scheduler.request(ticket, route.model.name, self._clock())
+        except EngineStartingError as error:
+            self._apply()
+            if (eta := self._progress(route.model.name).eta) is None:
+                raise
+            raise EngineStartingError(route.model.name, error.got, eta) from None
+        finally:
+            self._apply()
         return ticket
 
     async def acquire(self, name: str) -> Lease:
@@ -77,11 +98,21 @@ class Supervisor:
     async def load(self, name: str) -> None:
         """Start the engine of a model; returns when it is ready. Ends a pause after failures.
 
+        Cancelling this leaves the load going.
+
         Raises:
             UnknownModelError, EngineUnavailableError: as `ticket`, without limits on the queue.
         """
-        with self.ticket(name) as ticket:
-            await ticket.lease()
+        route = resolve(self.config, name)
+        model = route.model.name
+        if self._is_closing:
+            raise GatewayStoppingError(model, "one that shuts down", 5)
+        self._scheduler.load(model, self._clock())
+        with self._new_ticket(route) as ticket:
+            if self._scheduler.slots[model].life.state is not State.READY:
+                self._scheduler.enqueue(ticket, model, self._clock())
+                self._apply()
+                await ticket.lease()
 
     async def unload(self, name: str, *, now: bool = False) -> None:
         """Stop the engine of a model; returns when it is gone. Running requests may finish first unless `now`.
@@ -89,12 +120,16 @@ class Supervisor:
         Raises:
             UnknownModelError: no such model.
         """
-        del now
-        await self._stop(self._models[resolve(self.config, name).model.name], "unloaded")
+        slot = self._scheduler.slots[resolve(self.config, name).model.name]
+        run = slot.life.run
+        self._scheduler.unload(slot.config.name, self._clock(), at_once=now)
+        self._apply()
+        while slot.life.is_alive and slot.life.run == run:
+            await self._changed.wait()
 
     def status(self) -> list[ModelStatus]:
-        """Every model, in the order of the configuration."""
-        return [model.status(self._clock()) for model in self._models.values()]
+        """Every model, in the order of the configuration; last those that were removed from it and still end."""
+        return [self._status(slot) for slot in self._scheduler.slots.values()]
 
     def log(self, name: str) -> LogRing:
         """What the engines of a model wrote, whatever its state.
@@ -102,115 +137,133 @@ class Supervisor:
         Raises:
             UnknownModelError: no such model.
         """
-        try:
-            return self._models[resolve(self.config, name).model.name].log
-        except KeyError:
-            raise UnknownModelError(name, names(self.config)) from None
+        return self._log(resolve(self.config, name).model.name)
 
     async def reconfigure(self, config: GatewayConfig) -> None:
         """Take a new configuration. Running requests finish; engines whose start would differ are replaced."""
-        self.config = config
+        before, self.config = self.config, config
+        self._scheduler.reconfigure(config, self._clock())
+        for model in config.models.values():
+            if model.preload and model.name not in before.models:
+                self._scheduler.load(model.name, self._clock())
+        for name in self._logs.keys() - self._scheduler.slots.keys():
+            del self._logs[name]
+        self.events.publish("config", ok=True, source=config.source)
+        self._apply()
 
-    def _settle(self, model: _Model) -> None:
+    def _new_ticket(self, route: Route) -> Ticket:
+        def give_up() -> None:
+            self._scheduler.leave(ticket, self._clock())
+            self._apply()
+
+        ticket = Ticket(route, lambda: self._progress(route.model.name), give_up)
+        return ticket
+
+    def _apply(self) -> None:
+        """Do what the scheduler has decided, tell of it, and wake it when it wants to be woken."""
+        while effects := self._scheduler.take_effects():
+            for effect in effects:
+                match effect:
+                    case Launch(model, run):
+                        self._launch(model, run)
+                    case Halt(model, _):
+                        self._runs[model].halt()
+                    case Grant(Ticket() as ticket, model, _):
+                        ticket.grant(Lease(ticket.route, self._engine(model), ticket.close))
+                    case Refuse(Ticket() as ticket, error):
+                        ticket.refuse(error)
+                    case _:
+                        raise AssertionError(f"tickets are Tickets, got {effect}")
+        self._publish()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if (wakeup := self._scheduler.next_wakeup) is not None:
+            delay = max(0.0, wakeup - self._clock())
+            self._timer = asyncio.get_running_loop().call_later(delay, self._tick)
+
+    def _tick(self) -> None:
+        self._scheduler.tick(self._clock())
+        self._apply()
+
+    def _launch(self, model: ModelConfig, number: int) -> None:
+        name = model.name
+        reports = RunReports(
+            ready=lambda _: self._report(self._scheduler.ready, name, number),
+            stalled=lambda reason: self._report(self._scheduler.fault, name, number, reason),
+            progress=partial(self._publish_progress, name),
+        )
+        run = EngineRun(model, self._log(name), reports, self._clock, self._usual_seconds.get(name))
+        self._runs[name] = run
+        task = asyncio.create_task(self._follow(run, name, number))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _follow(self, run: EngineRun, name: str, number: int) -> None:
+        reason = await run.run()
+        del self._runs[name]
+        self._report(self._scheduler.ended, name, number, reason)
+
+    def _report(self, method: Callable[..., None], name: str, number: int, *reason: str) -> None:
         now = self._clock()
-        if model.life.may_start(now):
-            self._step(model, Start(now))
-            model.task = asyncio.create_task(self._run(model))
-        if model.life.state is State.READY and model.engine is not None:
-            for ticket in model.waiting:
-                model.leased.add(ticket)
-                ticket.grant(Lease(ticket.route, model.engine, ticket.close))
-            model.waiting.clear()
+        if method == self._scheduler.ready:
+            self._usual_seconds[name] = now - self._scheduler.slots[name].life.since
+        method(name, number, now, *reason)
+        self._apply()
 
-    def _give_up(self, model: _Model, ticket: Ticket) -> None:
-        model.leased.discard(ticket)
-        if ticket in model.waiting:
-            model.waiting.remove(ticket)
+    def _engine(self, model: str) -> Engine:
+        engine = self._runs[model].engine
+        assert engine is not None, "granted before it was ready"
+        return engine
 
-    async def _run(self, model: _Model) -> None:
-        port = model.config.port or _free_port()
-        values = {"${PORT}": str(port), "${HOST}": model.config.host, "${NAME}": model.config.name}
-        command = [values.get(word, word) for word in (*model.config.command, *model.config.args)]
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env=env.child_environment(**model.config.env),
-            start_new_session=True,
-        )
-        model.process = process
-        model.engine = Engine(f"http://{model.config.host}:{port}", {}, process.pid)
-        reading = asyncio.create_task(_read(process, model.log))
-        async with httpx.AsyncClient(trust_env=False, timeout=5.0) as client:
-            while process.returncode is None and model.life.state is State.STARTING:
-                try:
-                    answer = await client.get(model.engine.base_url + (model.config.ready_path or "/v1/models"))
-                    if answer.status_code == 200:
-                        self._step(model, Ready(model.life.run, self._clock()))
-                        self._settle(model)
-                        break
-                except httpx.HTTPError:
-                    pass
-                await asyncio.sleep(0.05)
-        code = await process.wait()
-        await reading
-        model.engine.end_reason = f"ended with {code}"
-        self._step(model, Ended(model.life.run, self._clock(), model.engine.end_reason))
-        for ticket in model.waiting:
-            retry = model.life.retry_at - self._clock()
-            ticket.refuse(EngineFailedError(model.config.name, model.life.reason, retry))
-        model.waiting.clear()
+    def _log(self, model: str) -> LogRing:
+        if model not in self._logs:
+            self._logs[model] = LogRing(self.config.log_lines)
+        return self._logs[model]
 
-    async def _stop(self, model: _Model, reason: str) -> None:
-        if model.process is not None and model.life.is_alive and model.task is not None:
-            self._step(model, Stop(model.life.run, self._clock(), reason))
-            if model.process.returncode is None:
-                model.process.terminate()
-            await model.task
+    def _progress(self, model: str) -> LoadProgress:
+        run = self._runs.get(model)
+        slot = self._scheduler.slots.get(model)
+        if run is None or slot is None or slot.life.state not in {State.STARTING, State.READY}:
+            return LoadProgress()
+        return run.progress
 
-    def _step(self, model: _Model, event: Event) -> None:
-        model.life = step(model.life, event)
-        self.events.publish("state", model.config.name, state=model.life.state.value, run=model.life.run)
+    def _publish(self) -> None:
+        lives = {name: slot.life for name, slot in self._scheduler.slots.items()}
+        for name, life in lives.items():
+            if life != self._published.get(name, Lifecycle()):
+                self.events.publish("state", name, state=life.state.value, run=life.run, reason=life.reason)
+        self._published = lives
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
+    def _publish_progress(self, name: str, progress: LoadProgress) -> None:
+        if self._clock() - self._progress_at >= _PROGRESS_EVENT_S:
+            self._progress_at = self._clock()
+            self.events.publish("progress", name, **asdict(progress), fraction=progress.fraction)
 
-class _Model:
-    def __init__(self, config: ModelConfig, log: LogRing) -> None:
-        self.config = config
-        self.log = log
-        self.life = Lifecycle()
-        self.waiting: list[Ticket] = []
-        self.leased: set[Ticket] = set()
-        self.engine: Engine | None = None
-        self.process: asyncio.subprocess.Process | None = None
-        self.task: asyncio.Task[None] | None = None
-
-    @property
-    def progress(self) -> LoadProgress:
-        return LoadProgress("ready" if self.life.state is State.READY else "loading")
-
-    def status(self, now: float) -> ModelStatus:
+    def _status(self, slot: Slot) -> ModelStatus:
+        now = self._clock()
+        config, life = slot.config, slot.life
+        run = self._runs.get(config.name)
+        engine = None if run is None else run.engine
+        is_idle = life.state is State.READY and not slot.num_running and not slot.waiting
         return ModelStatus(
-            name=self.config.name,
-            aliases=tuple(self.config.aliases),
-            backend=self.config.backend,
-            state=self.life.state,
-            run=self.life.run,
-            since=now - self.life.since,
-            running=len(self.leased),
-            waiting=len(self.waiting),
+            name=config.name,
+            aliases=tuple(config.aliases),
+            backend=config.backend,
+            state=life.state,
+            run=life.run,
+            since=now - life.since if life.run else 0.0,
+            pid=0 if engine is None else engine.pid,
+            base_url="" if engine is None else engine.base_url,
+            running=slot.num_running,
+            waiting=len(slot.waiting),
+            failures=life.failures,
+            retry_after=max(0.0, life.retry_at - now) if life.state is State.FAILED else 0.0,
+            reason=slot.no_room or life.reason,
+            progress=None if run is None or life.state is not State.STARTING else run.progress,
+            idle=now - max(slot.idle_since, life.since) if is_idle else None,
+            pinned=config.pin,
+            memory=config.memory,
         )
-
-
-async def _read(process: asyncio.subprocess.Process, log: LogRing) -> None:
-    assert process.stdout is not None
-    async for line in process.stdout:
-        log.write(line.decode(errors="replace").rstrip("\r\n"))
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
