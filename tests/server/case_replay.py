@@ -24,8 +24,9 @@ from typing import Any
 import httpx
 from api_clients import APIS, Answer
 from fake_engine import ANSWER_SEED, ANSWERS_PER_FILE
-from kimi_model import END, NUM_RANKS, answer_ids, write_model
+from kimi_model import END, answer_ids, write_model
 from server_process import ServerProcess
+from tests.models.kimi_checkpoint import NUM_RANKS
 
 from proa.chat.tiktoken_tokenizer import TiktokenTokenizer
 

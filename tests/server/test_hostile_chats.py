@@ -7,7 +7,8 @@ import json
 import httpx
 import pytest
 from fake_engine import ANSWER_SEED
-from kimi_model import NUM_RANKS, TE, last_prompt, scripted_server
+from kimi_model import TE, last_prompt, scripted_server
+from tests.models.kimi_checkpoint import NUM_RANKS
 
 from proa.chat.output.kimi_k2 import MARKERS
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import openai
 import pytest
 from fake_engine import ANSWER_SEED
-from kimi_model import AB, CB, CE, NUM_RANKS, SB, SE, TE, scripted_server, write_model
+from kimi_model import AB, CB, CE, SB, SE, TE, scripted_server, write_model
 from server_process import KEY
+from tests.models.kimi_checkpoint import NUM_RANKS
 
 from proa.chat.dialect import ChatTurn
 from proa.chat.output.kimi_k2 import MARKERS
