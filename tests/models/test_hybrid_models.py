@@ -100,3 +100,75 @@ def test_what_routing_prefers_comes_to_the_gpu(make_case, device, driver, monkey
     assert before.hit_ratio(counts) + 0.8 * (best.hit_ratio(counts) - before.hit_ratio(counts)) < after.hit_ratio(
         counts
     )
+
+
+class LateReference:
+    """The schedule of deferral, slot by slot: of a token's CPU experts among the `count` slots of least weight, each
+    comes one MoE layer late, the last layer has none, and only forwards that defer have any."""
+
+    is_capturable = False
+    carried = None
+    last = 0
+
+    def __init__(self, experts, layer, count, on_gpu):
+        self.experts, self.layer, self.count, self.on_gpu = experts, layer, count, on_gpu
+        self.num_late = 0
+        type(self).last = layer
+
+    def submit(self, x, topk, ctx):
+        count = self.count if ctx.defers and self.layer < type(self).last else 0
+        late = torch.zeros_like(topk.ids, dtype=torch.bool)
+        for t, row in enumerate(topk.weights.tolist()):
+            order = sorted(range(len(row)), key=lambda slot: (-row[slot], slot))
+            for slot in order[len(order) - count :]:
+                late[t, slot] = not self.on_gpu[topk.ids[t, slot]]
+        gpu = torch.tensor(self.on_gpu)[topk.ids.long()]
+        self.parts = [self._run(x, topk, mask) for mask in (gpu, ~gpu & ~late, late)]
+        self.num_late += int(late.sum())
+        ctx.out.copy_(self.parts[0])
+
+    def _run(self, x, topk, mask):
+        out = torch.zeros_like(x)
+        self.experts.forward(x, type(topk)(topk.ids.masked_fill(~mask, -1), topk.weights), out)
+        return out
+
+    def finish(self, x, topk, ctx):
+        ctx.out.add_(self.parts[1])
+        if ctx.defers and self.layer > 0:
+            ctx.out.add_(type(self).carried)
+        type(self).carried = self.parts[2]
+
+
+@pytest.mark.parametrize("name", ["deepseek_groups_yarn", "mixtral_tied"])
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_deferral_is_the_reference_schedule(name, share, make_case, device, driver, monkeypatch):
+    """A whole model: prompts as without, decode steps of two sequences to the bit those of the reference."""
+    case, count = case_of(make_case, name), 1 if name == "mixtral_tied" else 2
+    plan = plan_of(case.path, share, max_deferred=count)
+    model = load_hybrid(monkeypatch, case.path, device, driver, plan, expert_activations="trunk")
+    in_time = load_hybrid(monkeypatch, case.path, device, driver, plan_of(case.path, share), expert_activations="trunk")
+    made = []
+
+    def create(experts, workspace, max_top_k):
+        made.append(LateReference(experts, len(made), count, plan.on_gpu[len(made)]))
+        return made[-1]
+
+    monkeypatch.setattr("proa.moe.layer.create_strategy", create)
+    expected = load_hybrid(monkeypatch, case.path, device, driver, plan, expert_activations="trunk")
+    runs = []
+    for served in (model, expected, in_time):
+        pager = Pager(served, num_blocks=16)
+        sequences = [pager.sequence(32) for _ in range(2)]
+        rows = [pager.forward(list(zip(sequences, [tokens(9, 1), tokens(14, 2)], strict=True)))]
+        for step in range(6):
+            ids = [tokens(1, 10 * step + i) for i in range(2)]
+            rows.append(pager.forward(list(zip(sequences, ids, strict=True))))
+        runs.append(rows)
+    late, reference, without = runs
+    assert torch.equal(late[0], without[0])
+    for got, want, other in zip(late[1:], reference[1:], without[1:], strict=True):
+        assert torch.equal(got, want)
+        assert (got - other).abs().max() > 2.0**-12 * want.abs().max()
+    model.expert_usage.after_step(16)
+    assert model.expert_usage.num_deferred == sum(strategy.num_late for strategy in made)
+    assert in_time.expert_usage.num_deferred == 0

@@ -331,6 +331,8 @@ class Engine:
             sample_ms=self._sample_ms,
             expert_bytes_read=experts.bytes_read,
             expert_ms=experts.seconds * 1e3,
+            moved_experts=0 if self.usage is None else self.usage.num_moved,
+            deferred_experts=0 if self.usage is None else self.usage.num_deferred,
         )
 
     def check_integrity(self) -> None:

@@ -113,6 +113,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     sample_ms: float = 0.0
     expert_bytes_read: int = 0
     expert_ms: float = 0.0
+    moved_experts: int = 0
+    deferred_experts: int = 0
 
 
 class Loading(msgspec.Struct, tag="loading", frozen=True):

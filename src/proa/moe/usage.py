@@ -10,6 +10,8 @@ from proa.moe.updates import ExpertUpdates
 
 __all__ = ["ExpertUsage"]
 
+READ_INTERVAL = 16  # tokens
+
 
 class ExpertUsage:
     """The counts of a model's routers, recorded on request, and experts that follow them where these may move.
@@ -17,7 +19,7 @@ class ExpertUsage:
     Called between steps. `deferred`: int64 on the device, slots whose experts came a layer late.
     """
 
-    __slots__ = ("_counts", "_deferred", "_recorder", "_tokens", "_updates", "num_deferred")
+    __slots__ = ("_counts", "_deferred", "_deferred_tokens", "_recorder", "_tokens", "_updates", "num_deferred")
 
     def __init__(
         self, counts: RoutingCounts, updates: ExpertUpdates | None = None, deferred: torch.Tensor | None = None
@@ -27,7 +29,13 @@ class ExpertUsage:
         self._deferred = deferred
         self._recorder = Recorder(*counts.shape)
         self._tokens = 0
+        self._deferred_tokens = 0
         self.num_deferred = 0
+
+    @property
+    def num_moved(self) -> int:
+        """Experts that came to the GPU since loading."""
+        return 0 if self._updates is None else self._updates.num_moved
 
     @property
     def updates(self) -> ExpertUpdates | None:
@@ -43,6 +51,7 @@ class ExpertUsage:
     def after_step(self, tokens: int) -> None:
         """A step of `tokens` tokens is done: experts whose copies are there are switched, others begin to move."""
         self._tokens += tokens
+        self._count_deferred(tokens)
         if self._updates is None:
             return
         self._updates.poll()
@@ -68,6 +77,13 @@ class ExpertUsage:
         counts = self._counts.take()
         self._recorder.add(counts)
         self._tokens = 0
-        if self._deferred is not None:
-            self.num_deferred = int(self._deferred)
         return counts
+
+    def _count_deferred(self, tokens: int) -> None:
+        """Reads the device's count now and then: each time waits for it."""
+        if self._deferred is None:
+            return
+        self._deferred_tokens += tokens
+        if self._deferred_tokens >= READ_INTERVAL:
+            self._deferred_tokens = 0
+            self.num_deferred = int(self._deferred)

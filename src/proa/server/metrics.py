@@ -19,7 +19,7 @@ _TOKEN_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0
 # Totals of EngineStats that start at zero again with every engine process.
 _TOTALS = (
     "prefix_hit_tokens", "prompt_tokens", "generation_tokens", "aborted", "out_of_memory", "expert_bytes_read",
-    "expert_ms",
+    "expert_ms", "moved_experts", "deferred_experts",
 )  # fmt: skip
 _RATE_SECONDS = 1.0
 
@@ -135,6 +135,8 @@ class Metrics(Collector):
         yield self._total("proa:expert_bytes_read", "Bytes of expert weights read.", self.total("expert_bytes_read"))
         yield self._total("proa:expert_seconds", "Seconds spent in expert layers.", self.total("expert_ms") / 1e3)
         yield self._gauge("proa:expert_read_gbps", "GB/s at which expert weights were read.", self._expert_gbps)
+        yield self._total("proa:experts_moved", "Experts that came to the GPU.", self.total("moved_experts"))
+        yield self._total("proa:experts_deferred", "Slots that came a layer late.", self.total("deferred_experts"))
         yield self._total("proa:out_of_memory", "Forwards that found no memory.", self.total("out_of_memory"))
         yield self._gauge("proa:step_seconds", "Last engine step.", stats.step_ms / 1e3)
         yield self._gauge("proa:schedule_seconds", "Scheduling in the last step.", stats.schedule_ms / 1e3)
