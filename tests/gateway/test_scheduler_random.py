@@ -132,6 +132,6 @@ class RandomEvents(RuleBasedStateMachine):
 
 
 RandomEvents.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=100, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestRandomEvents = RandomEvents.TestCase

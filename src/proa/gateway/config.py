@@ -109,7 +109,6 @@ class GatewayConfig:
 
     Attributes:
         host, port: where the gateway listens.
-        api_key: what clients must send; None lets everyone in.
         memory_budget: resource -> bytes all loaded models may need together. A resource that is not named is unlimited.
         patience: while a model waits for the memory of another, the other takes requests that came at most so long
             after the waiting model's first.
@@ -121,7 +120,6 @@ class GatewayConfig:
     groups: Mapping[str, Group] = field(default_factory=lambda: _EMPTY)
     host: str = "127.0.0.1"
     port: int = 8080
-    api_key: str | None = None
     memory_budget: Mapping[str, int] = field(default_factory=lambda: _EMPTY)
     patience: float = 10.0
     log_lines: int = 1000
