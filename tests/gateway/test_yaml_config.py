@@ -186,7 +186,7 @@ def test_what_the_schema_cannot_say():
         "line 3: models.a.path: expected a path for backend llama-server, got none. Fix: set path",
         "line 5: models.a.aliases.b: expected a name that is not taken, got b, a model. Fix: choose another one",
         "line 9: models.b.command: expected ${PORT} in it, or a port, got neither. Fix: say where to listen",
-        "line 10: models.b.args: expected ${HOST} | ${PORT} | ${MODEL} | ${NAME} | ${API_KEY}, got ${HOME}. Fix: put it in env",
+        "line 10: models.b.args: expected ${HOST} | ${PORT} | ${MODEL} | ${NAME} | ${API_KEY}, got ${HOME}. Fix: put it in env",  # noqa: E501
         "line 11: models.b.memory.ram: expected at most the budget, 10000000000 bytes, got 11000000000 bytes.",
         "line 12: models.c.aliases.x: expected a name that is not taken, got x, an alias of a. Fix: choose another one",
         "line 12: models.c.port: expected a port of its own, got 9001, as a. Fix: use 0",
