@@ -76,7 +76,7 @@ EXPERT_BYTES = 24 * GIB
 
 def fit(free_gib: float, **config: Any) -> tuple[int, KVPlan, dict[str, str]]:
     """How many experts go to a GPU with that much free beside a trunk of 10 GiB, and the cache beside them."""
-    settings = EngineConfig(model_path="", to_engine="", from_engine="", **config)
+    settings = EngineConfig(model_path="", to_engine="", from_engine="", **{"gpu_prefill_threshold": 0, **config})
     gpu, trunk = Gpu(0, "GPU", int(free_gib * GIB), 96 * GIB), GpuBytes(10 * GIB, GIB // 2)
     placed = fit_experts(settings, gpu, MODEL, trunk, expert_bytes=EXPERT_BYTES, max_tokens=64)
     needed = with_experts(trunk, placed, MODEL.experts, all_bytes=EXPERT_BYTES, max_tokens=64)
@@ -106,7 +106,7 @@ def test_with_all_experts_there_the_cache_takes_the_rest() -> None:
 
 def test_a_long_context_takes_half_of_the_room_unless_it_was_asked_for() -> None:
     few = dataclasses.replace(MODEL, max_position_embeddings=2**20)  # 16 GiB a request
-    settings = EngineConfig(model_path="", to_engine="", from_engine="")
+    settings = EngineConfig(model_path="", to_engine="", from_engine="", gpu_prefill_threshold=0)
     gpu, trunk = Gpu(0, "GPU", 30 * GIB, 96 * GIB), GpuBytes(10 * GIB, GIB // 2)
     placed = fit_experts(settings, gpu, few, trunk, expert_bytes=EXPERT_BYTES, max_tokens=64)
     assert placed.on_gpu.sum() == 8

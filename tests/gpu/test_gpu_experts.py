@@ -23,12 +23,12 @@ from proa.weights.checkpoint import Checkpoint
 NAMES = ("kimi_int4", "qwen3", "mixtral_tied")
 
 
-def load(path, runtime, trunk, share, stream_from=None):
+def load(path, runtime, trunk, share, stream_from=None, stream_all=True):
     checkpoint = Checkpoint.open(path)
     info = inspect(checkpoint).experts
     placement = place("random", ExpertBudget.ratio(info.layers, info.experts, share))
     options = {"max_tokens": MAX_TOKENS, "max_positions": 256, "expert_activations": "bf16"}
-    plan = ExpertPlan(placement.on_gpu, stream_from, 1 << 16)
+    plan = ExpertPlan(placement.on_gpu, stream_from, 1 << 16, stream_all)
     model = load_model(checkpoint, runtime, device=trunk, attention="triton", expert_plan=plan, **options)
     return model, load_model(checkpoint, runtime, **options)
 
@@ -41,18 +41,22 @@ def usual_error(logits, expected):
 @on_gpu_only
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("share", "stream_from"), [(0.0, None), (0.4, None), (1.0, None), (0.0, 20), (0.4, 20)])
+@pytest.mark.parametrize("stream_all", [True, False])
 def test_logits_do_not_depend_on_where_experts_are(
     name,
     share,
     stream_from,
+    stream_all,
     make_case,
     runtime,
     trunk,
     device,
 ):
     """Against all on the CPU: prompts of a few and of many tokens, then single tokens launched and replayed."""
+    if stream_from is None and not stream_all:
+        pytest.skip("nothing streams")
     path = make_case(next(v for v in VARIANTS if v.name == name)).path
-    model, on_cpu = load(path, runtime, trunk, share, stream_from)
+    model, on_cpu = load(path, runtime, trunk, share, stream_from, stream_all)
     assert model.is_capturable
     pages = [Pager(model, num_blocks=16, device=device), Pager(on_cpu, num_blocks=16, device="cpu")]
     with torch.inference_mode():

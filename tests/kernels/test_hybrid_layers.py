@@ -12,7 +12,7 @@ from tests.kernels.hybrid_cases import CPU, NativeCompute, forward, make_layer, 
 from tests.kernels.test_experts import EXPERTS, HIDDEN, INTERMEDIATE, TOP_K
 
 from proa.layers.mlp import SILU
-from proa.layers.workspace import ExpertPlan
+from proa.layers.workspace import ExpertPlan, Workspace
 from proa.moe.cpu_experts import CpuExperts
 from proa.moe.hybrid_layers import Hybrid
 from proa.moe.strategy import LayerContext
@@ -26,15 +26,15 @@ def driver(tmp_path_factory):
 
 
 @pytest.mark.parametrize("num_gpu", [0, 2, EXPERTS])
-@pytest.mark.parametrize("stream_from", [None, 6])
-def test_results_are_those_of_the_cpu(driver, pool, monkeypatch, num_gpu, stream_from):
+@pytest.mark.parametrize(("stream_from", "stream_all"), [(None, False), (6, True), (6, False)])
+def test_results_are_those_of_the_cpu(driver, pool, monkeypatch, num_gpu, stream_from, stream_all):
     compute = NativeCompute(pool, "int4_g32")
     monkeypatch.setattr(Hybrid, "_grouped", lambda self, experts: compute)
     on_gpu = np.zeros((LAYERS, EXPERTS), np.bool_)
     on_gpu[:, :num_gpu] = True
     runtime = SimpleNamespace(pool=pool, cpus=[-1])
-    workspace = SimpleNamespace(device=SimpleNamespace(torch_device=CPU, runtime=runtime), max_tokens=64)
-    plan = ExpertPlan(on_gpu, stream_from, 8 * sum(compute.sizes))
+    workspace = Workspace(SimpleNamespace(torch_device=CPU, runtime=runtime), 64)
+    plan = ExpertPlan(on_gpu, stream_from, 8 * sum(compute.sizes), stream_all)
     hybrid = Hybrid(workspace, plan, driver, TOP_K, HIDDEN)
     rng = np.random.default_rng(0)
     native = [make_layer(pool, seed) for seed in range(LAYERS)]
@@ -50,6 +50,7 @@ def test_results_are_those_of_the_cpu(driver, pool, monkeypatch, num_gpu, stream
         assert layer.gpu.experts == list(range(num_gpu))
         assert layer.cpu.layer.nbytes == (EXPERTS - num_gpu) * layer.cpu.layer.bytes_per_expert
         assert (layer.prefill is not None) == (stream_from is not None)
+    workspace.loaded()
     ways = ["decode"] + ["prefill"] * (stream_from is not None)
     for way in ways * 2:
         for xs, topks, expected, bounds in cases:

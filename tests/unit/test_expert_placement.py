@@ -19,6 +19,7 @@ def config(**fields):
 
 
 def placed(**fields):
+    fields.setdefault("gpu_prefill_threshold", 0)
     budget = expert_budget(config(**fields), INFO)
     return place_experts(config(**fields), INFO, budget.gpu_experts if budget else 0, all_bytes=3200, gpu_bytes=4000)
 
@@ -51,9 +52,22 @@ def test_placed_experts_the_ring_and_scratch_are_planned():
     plan = placed(gpu_prefill_threshold=400)
     assert (plan.stream_from, plan.ring_bytes) == (400, 4000 // 8)
     assert with_experts(GpuBytes(5, 7), plan, INFO, all_bytes=3200, max_tokens=10).weights == 5 + 500
+    assert plan.stream_all
     assert placed(gpu_prefill_threshold=1).stream_from == 17
     assert placed(gpu_prefill_threshold=1, disable_cuda_graph=True).stream_from == 1
     assert place_experts(config(gpu_prefill_threshold=1), INFO, 0, all_bytes=32, gpu_bytes=4000).ring_bytes == 8
+
+
+def test_experts_in_ram_may_stream_unless_told_not_to():
+    plan = placed(gpu_prefill_threshold=None, gpu_experts=2)
+    assert (plan.stream_from, plan.stream_all, plan.ring_bytes) == (65, False, 500)
+    assert placed(gpu_prefill_threshold=None, cuda_graph_max_bs=200, max_running_requests=128).stream_from == 129
+    assert placed(gpu_prefill_threshold=None, gpu_experts=8).stream_from is None
+    for threshold in (None, 0):
+        scratch = with_experts(
+            GpuBytes(5, 7), placed(gpu_prefill_threshold=threshold, gpu_experts=2), INFO, all_bytes=3200, max_tokens=10
+        ).scratch
+        assert scratch == 7 + 2 * 20 * 96 + 2 * 10 * 64 + (4 * 10 * 64 if threshold is None else 0)
 
 
 def test_more_experts_than_there_are_means_all():

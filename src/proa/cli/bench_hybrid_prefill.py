@@ -12,7 +12,8 @@ import torch
 
 from proa.cli.bench_hybrid_setup import HybridStack
 from proa.moe.gpu_experts import stream_handle
-from proa.moe.prefill_plan import LayerPlan, PrefillRates, plan_layer
+from proa.moe.prefill_plan import ExpertSize, LayerPlan, PrefillRates, plan_layer
+from proa.moe.prefill_rates import measure_rates
 from proa.moe.router import TopK
 from proa.moe.strategy import LayerContext
 
@@ -88,28 +89,20 @@ def _seconds(stack: HybridStack, plans: list[LayerPlan], work: Callable[[], None
     return statistics.median(times[1:])
 
 
-def _cpu_rates(stack: HybridStack, tokens: int) -> tuple[float, float]:
-    """(bytes per second with one token per expert, operations per second with as many as the chunk has), beside
-    copies to the GPU."""
-    dims, layer = stack.spec.experts.dims, stack.layers[0]
-    loaded = [expert for expert in range(dims.experts) if layer.is_loaded(expert)][: dims.top_k]
-    each = max(1, tokens * dims.top_k // dims.experts)
-    times: list[list[float]] = [[], []]
-    for which, count in enumerate((1, each)):
-        x = np.random.default_rng(0).standard_normal((count, dims.hidden), np.float32)
-        ids = np.tile(np.array(loaded, np.int32), (count, 1))
-        out, weights = np.empty_like(x), np.full(ids.shape, 0.125, np.float32)
-        layer.forward(x, ids, weights, out)
-        _copy_all(stack)
-        for _ in range(5):
-            start = time.perf_counter()
-            layer.forward(x, ids, weights, out)
-            times[which].append(time.perf_counter() - start)
-        stack.synchronize()
-    few, many = (statistics.median(seconds) for seconds in times)
-    return len(loaded) * stack.spec.experts.bytes_per_expert / few, 6.0 * len(
-        loaded
-    ) * each * dims.hidden * dims.intermediate / many
+def _rates(stack: HybridStack, size: ExpertSize) -> PrefillRates:
+    """Measured once."""
+    if stack.rates is None:
+        stack.rates = measure_rates(
+            stack.layers[0],
+            size,
+            stack.stream,
+            stack.driver,
+            stack.compute,
+            stack.shared_pass.exchange,
+            top_k=stack.spec.experts.dims.top_k,
+            max_tokens=stack.shared_pass.exchange.max_tokens,
+        )
+    return stack.rates
 
 
 def measure_prefill(stack: HybridStack, tokens: int, write: Callable[[str], None]) -> dict[str, Any]:
@@ -128,17 +121,14 @@ def measure_prefill(stack: HybridStack, tokens: int, write: Callable[[str], None
     experts_s = _without_copies(stack, chunk, everything, trunk=False)
     compute_s = _without_copies(stack, chunk, everything, trunk=True)
     chunk_s = _seconds(stack, everything, chunk.compute)
-    cpu_bytes, cpu_flops = _cpu_rates(stack, tokens)
     flops = 6.0 * tokens * dims.top_k * dims.hidden * dims.intermediate
-    rates = PrefillRates(streamed / stream_s, copy_rate, cpu_bytes, cpu_flops, spec.layers * flops / experts_s)
     load = np.full(dims.experts, tokens * dims.top_k / dims.experts)
+    size = ExpertSize(dims.hidden, dims.intermediate, expert_bytes)
+    trunk_s = (compute_s - experts_s) / spec.layers
     mixed = [
-        plan_layer(
-            load, on_gpu, tokens=tokens, hidden=dims.hidden, intermediate=dims.intermediate,
-            expert_bytes=expert_bytes, rates=rates,
-        )
+        plan_layer(load, on_gpu, tokens=tokens, size=size, rates=_rates(stack, size), trunk_s=trunk_s)
         for on_gpu in resident
-    ]  # fmt: skip
+    ]
     mixed_s = _seconds(stack, mixed, chunk.compute) if any(plan.cpu for plan in mixed) else chunk_s
     best = min(chunk_s, mixed_s)
     result = {
@@ -154,8 +144,8 @@ def measure_prefill(stack: HybridStack, tokens: int, write: Callable[[str], None
         "chunk_over_bound": chunk_s / max(stream_s, compute_s),
         "gpu_expert_tflops": spec.layers * flops / experts_s / 1e12,
         "cpu_experts_per_layer": len(mixed[0].cpu),
-        "cpu_tflops": cpu_flops / 1e12,
         "mixed_s": mixed_s,
+        "mixed_planned_s": sum(plan.seconds for plan in mixed),
         "model_tokens_per_s": tokens / (best * spec.trunk.layers / spec.layers),
         "model_tokens_per_s_stream_only": tokens / (chunk_s * spec.trunk.layers / spec.layers),
     }

@@ -18,6 +18,7 @@ from proa.moe.deferral import DeferralPlan
 from proa.moe.exchange import ExpertExchange
 from proa.moe.gpu_experts import ExpertArena, ExpertCompute, GpuExperts, stream_handle
 from proa.moe.hybrid import HybridDecode, HybridShared
+from proa.moe.prefill_plan import PrefillRates
 from proa.moe.router import TopK
 from proa.moe.stream import WeightStream
 from proa.moe.streamed_prefill import PrefillPass, StreamedPrefill
@@ -98,6 +99,7 @@ class HybridStack:
             for _ in self.layers
         ]
         self._strategies(hand_over)
+        self.rates: PrefillRates | None = None  # once they are measured
 
     def _fill(self) -> list[_C.ExpertLayer]:
         """All experts of a layer have the bytes of a few: speed depends on where they lie."""

@@ -255,8 +255,8 @@ FLAGS: tuple[Flag, ...] = (
         "engine",
         "gpu_prefill_threshold",
         int,
-        "Forward passes of at least so many tokens stream the experts through the GPU.",
-        unset="experts in RAM run on the CPU",
+        "Passes of so many tokens stream all experts through the GPU, shorter ones none; 0: none do.",
+        unset="what is fastest",
         sglang=("--kt-gpu-prefill-token-threshold",),
     ),
     Flag(

@@ -44,7 +44,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     expert_placement: which ones they are; a file of routing counts, expert_location, goes with frequency and auto.
     expert_updates: experts change places while the model answers, after what it uses.
     max_deferred_experts: of a token in a decode step, experts on the CPU that may come one layer late.
-    gpu_prefill_threshold: forwards of so many tokens and more stream the experts through the GPU; None: none do.
+    gpu_prefill_threshold: passes of so many tokens and more stream all experts through the GPU, shorter ones none; 0:
+        none do, None: each expert of a pass is where that is fastest.
     random_seed: makes requests without a seed reproducible from run to run; None draws from the OS.
     """
 
@@ -76,7 +77,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     expert_location: str | None = None
     expert_updates: bool = False
     max_deferred_experts: Annotated[int, Meta(ge=0, le=64)] = 0
-    gpu_prefill_threshold: _Positive | None = None
+    gpu_prefill_threshold: Annotated[int, Meta(ge=0)] | None = None
     random_seed: int | None = None
     memory_fraction: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.8
     log_level: Literal["debug", "info", "warning", "error"] = "info"

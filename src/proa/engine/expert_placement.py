@@ -7,6 +7,7 @@ from pathlib import Path
 
 from proa.engine.config import EngineConfig
 from proa.models import ExpertInfo, ExpertPlan, GpuBytes
+from proa.moe.hybrid_layers import PASS_ROWS
 from proa.moe.placement import ExpertBudget, place
 from proa.moe.stats import ExpertStats
 
@@ -17,6 +18,9 @@ RING_SHARE = 8  # the ring takes at most this part of the GPU's memory
 MAX_MOVES = 16
 # By so many experts a layer's share of the GPU may shrink: they have memory in RAM from the start.
 RAM_SLOTS = 8
+# In forwards of more tokens experts may cross the bus: planning one takes some milliseconds, of which a decode step has
+# none to spare.
+FEW_TOKENS = 64
 
 
 def expert_budget(config: EngineConfig, info: ExpertInfo) -> ExpertBudget | None:
@@ -52,13 +56,15 @@ def place_experts(config: EngineConfig, info: ExpertInfo, count: int, *, all_byt
     if config.expert_updates and 0 < count < budget.total:
         moves = min(MAX_MOVES, count, budget.total - count)
         plan = replace(plan, moves=moves, ram_slots=RAM_SLOTS)
-    if config.gpu_prefill_threshold is None:
+    if config.gpu_prefill_threshold == 0 or plan.on_gpu.all():
         return plan
     # A layer at most: what is ahead of that waits for nothing.
     ring = min(all_bytes // max(1, info.layers), gpu_bytes // RING_SHARE)
     # A pass of streamed experts cannot be part of a graph.
     captured = 0 if config.disable_cuda_graph else min(config.cuda_graph_max_bs, config.max_running_requests)
-    return replace(plan, stream_from=max(config.gpu_prefill_threshold, captured + 1), ring_bytes=ring)
+    stream_from = max(config.gpu_prefill_threshold or FEW_TOKENS + 1, captured + 1)
+    stream_all = config.gpu_prefill_threshold is not None
+    return replace(plan, stream_from=stream_from, ring_bytes=ring, stream_all=stream_all)
 
 
 def with_experts(needed: GpuBytes, plan: ExpertPlan, info: ExpertInfo, *, all_bytes: int, max_tokens: int) -> GpuBytes:
@@ -68,6 +74,8 @@ def with_experts(needed: GpuBytes, plan: ExpertPlan, info: ExpertInfo, *, all_by
     pairs = max_tokens * info.top_k
     # Rows of pairs between gate, up and down, after down, and x, in bf16 (float32 where they are few).
     scratch = 2 * pairs * (info.hidden + info.intermediate) + 2 * max_tokens * info.hidden
+    if plan.stream_from is not None:
+        scratch += 4 * min(PASS_ROWS, max_tokens) * info.hidden  # what the CPU gets of a chunk at a time
     slots = int(plan.on_gpu.sum()) + plan.moves
     placed = all_bytes * slots // max(1, info.layers * info.experts)
     return replace(needed, weights=needed.weights + placed + plan.ring_bytes, scratch=needed.scratch + scratch)

@@ -161,7 +161,8 @@ def _without_gpu_experts(
             raise
         if asked:
             raise UnsupportedError("GPU experts", "a CUDA driver that hands over", error) from error
-        return msgspec.structs.replace(config, gpu_experts=0), {"experts": f"all in RAM: {error}"}
+        config = msgspec.structs.replace(config, gpu_experts=0, gpu_prefill_threshold=0)
+        return config, {"experts": f"all in RAM: {error}"}
     return config, {}
 
 

@@ -21,15 +21,17 @@ T = TypeVar("T")
 class ExpertPlan:
     """Which routed experts are in GPU memory and which go through it.
 
-    on_gpu: bool `[MoE layers, experts]`. stream_from: forwards of so many tokens and more have the other experts
-    stream through `ring_bytes` of GPU memory; None: they run on the CPU. moves: experts that may change places at a
-    time, each with a slot of GPU memory to come to; 0: they stay. ram_slots: of each layer, for those that leave the
-    GPU. max_deferred: slots of a token whose experts on the CPU may come one layer late in a decode step.
+    on_gpu: bool `[MoE layers, experts]`. stream_from: in forwards of so many tokens and more other experts stream
+    through `ring_bytes` of GPU memory, as many as is fastest, with `stream_all` all of them; None: they run on the CPU.
+    moves: experts that may change places at a time, each with a slot of GPU memory to come to; 0: they stay. ram_slots:
+    of each layer, for those that leave the GPU. max_deferred: slots of a token whose experts on the CPU may come one
+    layer late in a decode step.
     """
 
     on_gpu: np.ndarray
     stream_from: int | None = None
     ring_bytes: int = 0
+    stream_all: bool = False
     moves: int = 0
     ram_slots: int = 0
     max_deferred: int = 0
@@ -49,7 +51,7 @@ class Workspace:
     `expert_plan`: for routed experts under a trunk on a GPU; None: all are in RAM and run there.
     """
 
-    __slots__ = ("_buffers", "_experts", "_host_buffers", "_shared", "device", "expert_plan", "max_tokens")
+    __slots__ = ("_buffers", "_experts", "_host_buffers", "_last", "_shared", "device", "expert_plan", "max_tokens")
 
     def __init__(self, device: Device, max_tokens: int, expert_plan: ExpertPlan | None = None) -> None:
         self.device = device
@@ -59,6 +61,7 @@ class Workspace:
         self._buffers: dict[str, torch.Tensor] = {}
         self._host_buffers: dict[str, torch.Tensor] = {}
         self._shared: dict[str, Any] = {}
+        self._last: list[Callable[[], None]] = []
 
     @property
     def experts(self) -> ExpertWorkspace:
@@ -77,6 +80,16 @@ class Workspace:
     def made(self, name: str) -> Any:
         """What `shared` made, None if it did not."""
         return self._shared.get(name)
+
+    def when_loaded(self, call: Callable[[], None]) -> None:
+        """Has `call` called once the last layer is loaded."""
+        self._last.append(call)
+
+    def loaded(self) -> None:
+        """The last layer is loaded."""
+        for call in self._last:
+            call()
+        self._last.clear()
 
     def rows(
         self,

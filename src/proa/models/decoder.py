@@ -160,6 +160,7 @@ class Decoder:
         embedding = Embedding.load(reader, "model.embed_tokens", vocab_size=spec.vocab_size, hidden=spec.hidden)
         counts = RoutingCounts(len(spec.moe_layers), spec.moe.router.num_experts, reader.device.torch_device)
         layers = [DecoderLayer.load(reader, spec, layer, rotary, workspace, counts) for layer in range(spec.num_layers)]
+        workspace.loaded()
         norm = RMSNorm.load(reader, "model.norm", size=spec.hidden, eps=spec.norm_eps)
         head = load_output_head(reader, "lm_head", embedding, tied=spec.tied_head)
         backend = create_attention(attention, reader.device, spec.head_shape)

@@ -79,6 +79,10 @@ class ExpertExchange:
         """Adds the CPU's result to `out` float32 `[T, H]`."""
         out.add_(self._device["out"][: out.shape[0]])
 
+    def take_rows(self, rows: torch.Tensor, out: torch.Tensor) -> None:
+        """Adds it to rows `rows`, int64 `[T]` and distinct, of `out`."""
+        out.index_add_(0, rows, self._device["out"][: rows.shape[0]])
+
     def take_late(self, out: torch.Tensor) -> None:
         """The same with what came late."""
         out.add_(self._device["late_out"][: out.shape[0]])

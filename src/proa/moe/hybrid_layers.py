@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,13 +16,18 @@ from proa.core.errors import UnsupportedError
 from proa.layers.workspace import ExpertPlan, Workspace
 from proa.moe.cpu_experts import CpuExperts
 from proa.moe.deferral import DeferralPlan
+from proa.moe.exchange import ExpertExchange
 from proa.moe.gpu_experts import ExpertArena, ExpertCompute, GpuExperts, stream_handle
 from proa.moe.hybrid import HybridDecode, HybridShared
 from proa.moe.mover import ExpertPlaces
-from proa.moe.prefill_plan import LayerPlan
+from proa.moe.pass_observer import PassObserver
+from proa.moe.prefill_plan import ExpertSize, LayerPlan
+from proa.moe.prefill_planner import PrefillPlanner
+from proa.moe.prefill_rates import measure_rates
 from proa.moe.stream import WeightStream
 from proa.moe.streamed_prefill import PrefillPass, StreamedPrefill
 from proa.native import _C
+from proa.native.ops import ExpertLayer
 
 __all__ = ["HYBRID", "MAX_FEW_TOKENS", "Hybrid", "HybridLayer", "hybrid_of"]
 
@@ -33,6 +39,8 @@ MAX_LAYERS = 512
 HYBRID = "experts.hybrid"  # its name in a workspace
 RING_PARTS = 4
 PIN_THREADS = 8
+# Tokens of a streamed chunk that the CPU gets at a time.
+PASS_ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +62,7 @@ class Hybrid:
     def __init__(self, workspace: Workspace, plan: ExpertPlan, driver: _C.CudaDriver, top_k: int, hidden: int) -> None:
         self.plan = plan
         self.max_tokens = workspace.max_tokens
-        if not plan.on_gpu.any():
+        if plan.stream_from is not None or not plan.on_gpu.any():
             self.max_tokens = min(MAX_FEW_TOKENS, self.max_tokens)
         self._workspace = workspace
         self._device = workspace.device.torch_device
@@ -67,6 +75,8 @@ class Hybrid:
         self._layers: list[HybridLayer] = []
         self._arena: ExpertArena | None = None
         self._pass: PrefillPass | None = None
+        self._planner: PrefillPlanner | None = None
+        self._streams: list[bool] = []  # of each layer: its experts may cross the bus
         self._scratch: Any = None
         self._pinned: list[int] = []
         # The layers are kept until then. At the end of the process the system lets go of everything.
@@ -81,7 +91,7 @@ class Hybrid:
         try:
             driver = _C.CudaDriver()
         except (_C.CudaMissing, _C.CudaError) as error:
-            if plan.uses_gpu:
+            if plan.on_gpu.any() or plan.stream_all:
                 raise UnsupportedError("GPU experts", "a CUDA driver that hands over", error) from error
             _log.warning("experts are waited for in Python, without CUDA graphs: %s", error)
             return None
@@ -133,10 +143,21 @@ class Hybrid:
             layer.reserve(expert)
         layer.release_memory()
         if self.plan.stream_from is not None or self.plan.moves:
-            self._driver.pin(layer.used_memory, PIN_THREADS)
-            self._pinned += [start for start, _ in layer.used_memory]
+            self._streams.append(self._pin(layer))
         for expert in away[:count]:
             layer.drop(expert)
+
+    def _pin(self, layer: ExpertLayer) -> bool:
+        """Whether the layer's experts can cross the bus: as large as the first layer's, in memory that is pinned."""
+        try:
+            self._driver.pin(layer.used_memory, PIN_THREADS)
+        except _C.CudaError as error:
+            if self.plan.stream_all or self.plan.moves:
+                raise
+            _log.warning("experts of layer %d stay on the CPU in long prompts: %s", len(self._layers), error)
+            return False
+        self._pinned += [start for start, _ in layer.used_memory]
+        return not self._layers or layer.linear_bytes == self._layers[0].cpu.layer.linear_bytes
 
     def _gpu_experts(self, experts: CpuExperts) -> GpuExperts:
         layer = experts.layer
@@ -167,22 +188,58 @@ class Hybrid:
     def _prefill(self, experts: CpuExperts, gpu: GpuExperts) -> StreamedPrefill | None:
         if self.plan.stream_from is None:
             return None
-        layer = experts.layer
+        expert_bytes = sum(experts.layer.linear_bytes)
         if self._pass is None:
-            expert_bytes = sum(layer.linear_bytes)
             part = max(1, self.plan.ring_bytes // RING_PARTS // expert_bytes) * expert_bytes
             stream = WeightStream(self._device, self._driver, part, RING_PARTS)
-            exchange = self._shared.exchange(0)  # no expert of a streamed chunk runs on the CPU
-            self._pass = PrefillPass(stream, self._worker, exchange, self._grouped(experts), self._stream_all)
-        return StreamedPrefill(layer, gpu, self._pass)
+            rows = min(PASS_ROWS, self._workspace.max_tokens)
+            exchange = ExpertExchange(self._device, rows, experts.hidden, self._top_k)
+            self._pass = PrefillPass(stream, self._worker, exchange, self._grouped(experts), self._plans)
+            self._workspace.when_loaded(self._measure)
+        return StreamedPrefill(experts.layer, gpu, self._pass)
 
-    def _stream_all(self, _: int) -> Sequence[LayerPlan]:
-        """All experts in RAM cross the bus, whatever the number of tokens."""
-        plans = []
-        for layer in self._layers:
-            in_ram = (e for e in range(layer.cpu.layer.num_experts) if layer.cpu.layer.is_loaded(e))
-            plans.append(LayerPlan(tuple(in_ram), (), 0.0))
-        return plans
+    def _measure(self) -> None:
+        """Once all layers are there."""
+        assert self._pass is not None and self._planner is None
+        layers = zip(self._layers, self._streams, strict=True)
+        first = next((layer for layer, streams in layers if streams and layer.cpu.layer.nbytes), None)
+        if first is None:
+            return
+        layer, started = first.cpu.layer, time.perf_counter()
+        size = ExpertSize(first.cpu.hidden, first.cpu.intermediate, sum(layer.linear_bytes))
+        with torch.no_grad():
+            rates = measure_rates(
+                layer,
+                size,
+                self._pass.stream,
+                self._driver,
+                self._pass.compute,
+                self._pass.exchange,
+                top_k=self._top_k,
+                max_tokens=self._workspace.max_tokens,
+            )
+            self._planner = PrefillPlanner(
+                rates,
+                size,
+                layers=len(self._layers),
+                experts=layer.num_experts,
+                top_k=self._top_k,
+                device=self._device,
+                stream_all_from=self.plan.stream_from if self.plan.stream_all else None,
+            )
+        if not self.plan.stream_all:
+            self._pass.observer = PassObserver(self._planner, self._device)
+        _log.info("measured in %.1f s: %s", time.perf_counter() - started, rates)
+
+    def _plans(self, tokens: int) -> Sequence[LayerPlan]:
+        """Of a chunk."""
+        on_gpu = [
+            np.array([not layer.cpu.layer.is_loaded(expert) for expert in range(layer.cpu.layer.num_experts)])
+            for layer in self._layers
+        ]
+        if self._planner is None:  # nothing can cross
+            return [LayerPlan((), tuple(np.flatnonzero(~here).tolist())) for here in on_gpu]
+        return self._planner.plans(tokens, on_gpu, self._streams)
 
 
 def hybrid_of(workspace: Workspace) -> Hybrid | None:

@@ -36,12 +36,11 @@ def create_strategy(experts: CpuExperts, workspace: Workspace, max_top_k: int) -
         return offloaded
     layer = hybrid.add(experts)
     # Experts on the GPU are missing from what `OffloadedExperts` computes.
-    strategy: ExpertStrategy = layer.decode
-    if not hybrid.plan.on_gpu.any():
-        strategy = ByTokens(layer.decode, offloaded, min(MAX_FEW_TOKENS, hybrid.max_tokens))
     if layer.prefill is not None and hybrid.plan.stream_from is not None:
-        strategy = ByTokens(strategy, layer.prefill, hybrid.plan.stream_from - 1)
-    return strategy
+        return ByTokens(layer.decode, layer.prefill, min(hybrid.plan.stream_from - 1, hybrid.max_tokens))
+    if not hybrid.plan.on_gpu.any():
+        return ByTokens(layer.decode, offloaded, min(MAX_FEW_TOKENS, hybrid.max_tokens))
+    return layer.decode
 
 
 def create_usage(counts: RoutingCounts, workspace: Workspace, top_k: int) -> ExpertUsage:

@@ -9,6 +9,7 @@ import torch
 
 from proa.moe.exchange import ExpertExchange
 from proa.moe.gpu_experts import ExpertCompute, GpuExperts, stream_handle
+from proa.moe.pass_observer import PassObserver
 from proa.moe.prefill_plan import LayerPlan
 from proa.moe.router import TopK
 from proa.moe.strategy import LayerContext
@@ -30,12 +31,22 @@ class _Layer:
 class PrefillPass:
     """What the layers of a model share: the stream of experts, tokens for the CPU's, and the plan of a chunk.
 
-    The experts of all layers have one format and size. `planner`: plans a chunk of so many tokens when its first layer
-    comes to it, for who does not call `begin`; with one, Python waits for every layer, so that a chunk may be given up
-    between layers.
+    The experts of all layers that stream have one format and size. `planner`: plans a chunk of so many tokens when its
+    first layer comes to it, for who does not call `begin`. `observer`: sees the layers of a chunk.
     """
 
-    __slots__ = ("_layers", "_others", "_plans", "compute", "exchange", "planner", "stream", "worker")
+    __slots__ = (
+        "_gathered",
+        "_layers",
+        "_others",
+        "_plans",
+        "compute",
+        "exchange",
+        "observer",
+        "planner",
+        "stream",
+        "worker",
+    )
 
     def __init__(
         self,
@@ -44,15 +55,18 @@ class PrefillPass:
         exchange: ExpertExchange,
         compute: ExpertCompute,
         planner: Callable[[int], Sequence[LayerPlan]] | None = None,
+        observer: PassObserver | None = None,
     ) -> None:
         self.stream = stream
         self.worker = worker
         self.exchange = exchange
         self.compute = compute
         self.planner = planner
+        self.observer = observer
         self._layers: list[_Layer] = []
         self._plans: Sequence[LayerPlan] = ()
         self._others = torch.empty(0)
+        self._gathered = torch.empty(exchange.max_tokens, exchange.x.shape[1], device=stream.arena.device)
 
     def add(self, cpu: ExpertLayer, gpu: GpuExperts) -> int:
         """The next MoE layer's number."""
@@ -64,32 +78,57 @@ class PrefillPass:
     def begin(self, plans: Sequence[LayerPlan]) -> None:
         """A chunk, one plan per layer: its first experts start to cross the bus. Before the chunk's first layer."""
         first = self._layers[0]
-        part_experts = self.stream.part_bytes // sum(first.gpu.sizes)
         groups = []
         others = torch.full((len(plans), first.cpu.num_experts, 1), -1, dtype=torch.int64)
+        sizes = first.gpu.sizes
         for i, (plan, layer) in enumerate(zip(plans, self._layers, strict=True)):
-            groups += make_groups(i, layer.cpu, plan.streamed, part_experts)
-            others[i, [*plan.streamed, *layer.gpu.experts]] = 0
+            if plan.streamed:
+                sizes = layer.gpu.sizes
+                groups += make_groups(i, layer.cpu, plan.streamed, self.stream.part_bytes // sum(sizes))
+            away = [expert for expert in range(layer.cpu.num_experts) if not layer.cpu.is_loaded(expert)]
+            others[i, [*plan.streamed, *away]] = 0
         self._others = others.to(self.stream.arena.device)
         self._plans = plans
-        self.stream.start(groups, first.cpu.num_experts, first.gpu.sizes)
+        self.stream.start(groups, first.cpu.num_experts, sizes)
         self.worker.resume()
 
-    def plan(self, layer: int) -> LayerPlan:
-        return self._plans[layer]
+    def plan_chunk(self, tokens: int) -> None:
+        """Before the first layer of a chunk for which nobody calls `begin`."""
+        if self.planner is None:
+            return
+        if self.observer is not None:
+            self.observer.learn()
+        plans = self.planner(tokens)
+        if self.observer is not None:
+            self.observer.begin(tokens, plans)
+        self.begin(plans)
 
-    def not_on_cpu(self, layer: int) -> torch.Tensor:
-        """int64 `[E, 1]`: 0 or more for experts that the GPU computes in this chunk."""
-        return self._others[layer]
+    def rows_for_cpu(self, layer: int, topk: TopK) -> list[torch.Tensor]:
+        """Tokens with an expert on the CPU, int64, as many at a time as the exchange holds."""
+        if not self._plans[layer].cpu:
+            return []
+        ids = topk.ids
+        wants = (ids >= 0) & (self._others[layer, ids.clamp(min=0).long(), 0] < 0)
+        rows = wants.any(dim=1).nonzero()[:, 0]
+        return list(torch.split(rows, self.exchange.max_tokens)) if rows.numel() else []
 
-    def job(self, layer: int) -> int:
-        return self._layers[layer].job
+    def give(self, layer: int, x: torch.Tensor, topk: TopK, rows: torch.Tensor) -> None:
+        """Sends these tokens to the CPU, which begins."""
+        gathered = self._gathered[: rows.numel()]
+        torch.index_select(x, 0, rows, out=gathered)
+        self.exchange.give(gathered, TopK(topk.ids[rows], topk.weights[rows]), self._others[layer])
+        self.worker.submit(stream_handle(x.device), self._layers[layer].job)
+
+    def take(self, layer: int, rows: torch.Tensor, out: torch.Tensor) -> None:
+        """Adds the CPU's result of these tokens to `out`, once it is there."""
+        self.worker.wait(stream_handle(out.device), self._layers[layer].job)
+        self.exchange.take_rows(rows, out)
 
 
 class StreamedPrefill:
     """The routed experts of one MoE layer in a chunk that `PrefillPass.begin` planned."""
 
-    __slots__ = ("_cpu", "_gpu", "_layer", "_pass")
+    __slots__ = ("_cpu", "_gpu", "_layer", "_pass", "_rows")
 
     is_capturable = False
 
@@ -98,6 +137,7 @@ class StreamedPrefill:
         self._gpu = gpu
         self._pass = shared
         self._layer = shared.add(cpu, gpu)
+        self._rows: list[torch.Tensor] = []
 
     @property
     def traffic(self) -> ExpertTraffic:
@@ -105,20 +145,25 @@ class StreamedPrefill:
 
     def submit(self, x: torch.Tensor, topk: TopK, ctx: LayerContext) -> None:
         shared, layer = self._pass, self._layer
-        if layer == 0 and shared.planner is not None:
-            shared.begin(shared.planner(x.shape[0]))
-        if shared.plan(layer).cpu:
-            shared.exchange.give(x, topk, shared.not_on_cpu(layer))
-            shared.worker.submit(stream_handle(x.device), shared.job(layer))
+        if layer == 0:
+            shared.plan_chunk(x.shape[0])
+        if shared.observer is not None:
+            shared.observer.submitted(layer, topk.ids)
+        self._rows = shared.rows_for_cpu(layer, topk)
+        if self._rows:
+            shared.give(layer, x, topk, self._rows[0])
         self._gpu.forward(x, topk, ctx.out)
         for _ in range(shared.stream.groups_left(layer)):
             table = shared.stream.wait(layer)
             shared.compute(x, topk, shared.stream.arena, table, ctx.out, accumulate=True)
             shared.stream.release()
 
-    def finish(self, x: torch.Tensor, topk: TopK, ctx: LayerContext) -> None:  # noqa: ARG002  # of the protocol
-        if self._pass.plan(self._layer).cpu:
-            self._pass.worker.wait(stream_handle(x.device), self._pass.job(self._layer))
-            self._pass.exchange.take(ctx.out)
-        if self._pass.planner is not None and x.device.type == "cuda":
-            torch.cuda.current_stream(x.device).synchronize()
+    def finish(self, x: torch.Tensor, topk: TopK, ctx: LayerContext) -> None:
+        shared, layer = self._pass, self._layer
+        for index, rows in enumerate(self._rows):
+            if index > 0:
+                shared.give(layer, x, topk, rows)
+            shared.take(layer, rows, ctx.out)
+        self._rows = []
+        if shared.observer is not None:
+            shared.observer.finished()

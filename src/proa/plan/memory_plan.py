@@ -96,8 +96,8 @@ class MemoryPlan:
         }
         if self.gpu_experts:
             pairs["--gpu-experts"] = self.gpu_experts
-        if self.streams:
-            pairs["--gpu-prefill-threshold"] = STREAM_FROM
+        if self.uses_gpu and not self.streams:
+            pairs["--gpu-prefill-threshold"] = 0
         return [text for flag, value in pairs.items() for text in (flag, str(value))]
 
 
@@ -146,7 +146,7 @@ def _config(wanted: Wanted, context: int, chunk: int, *, gpu_experts: int = 0, s
         block_size=_BLOCK,
         chunked_prefill_size=chunk,
         gpu_experts=gpu_experts,
-        gpu_prefill_threshold=STREAM_FROM if streams else None,
+        gpu_prefill_threshold=None if streams else 0,
     )
 
 
