@@ -39,7 +39,7 @@ def test_measures_every_number(library, hand_over, gpu_experts):
     experts = make_spec(
         method="RAWINT4", tokens=(1,), hidden=64, intermediate=64, experts=8, top_k=2, seconds=0.02, threads=1
     )
-    spec = HybridSpec(experts, TRUNK, 3, (8, 20), gpu_experts, 0.8, 2, 3)
+    spec = HybridSpec(experts, TRUNK, 3, (8, 20), gpu_experts, 0.8, int(gpu_experts > 0), 2, 3)
     result = run(spec, hand_over, lambda line: None, library=library, compute=no_compute)
     json.dumps(result)
     assert result["decode"]["faults"] == 0

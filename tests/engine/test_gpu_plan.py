@@ -122,6 +122,8 @@ def test_a_number_of_experts_is_kept_as_far_as_it_fits() -> None:
     assert count == 17 and kv.num_tokens >= 1024
     assert notes["gpu_experts"] == "17 of 24, auto; 600 asked for, more do not fit or are not there"
     assert fit(11.6, gpu_experts=2, max_total_tokens=64)[0] == 0
+    with pytest.raises(ConfigError, match="deferred-experts-per-token"):
+        fit(30, max_deferred_experts=2)
 
 
 def test_experts_that_move_take_slots_on_both_sides() -> None:

@@ -77,6 +77,7 @@ def report(stack: HybridStack, hand_over: str, results: dict[str, Any]) -> dict[
             "experts": spec.experts.dims.experts,
             "top_k": spec.experts.dims.top_k,
             "gpu_experts": spec.gpu_experts,
+            "deferred": spec.deferred,
         },
         "threads": stack.runtime.num_threads,
         "hand_over": hand_over,
@@ -95,6 +96,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--method", default="RAWINT4", help=" | ".join(METHODS))
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--gpu-experts", type=int, default=0)
+    parser.add_argument("--deferred", type=int, default=0, help="experts of a token that come a layer late")
     parser.add_argument("--skew", type=float, help="also experts that follow a routing of p(rank) ~ rank**-skew")
     parser.add_argument("--prompts", default="8192,32768")
     parser.add_argument("--threads", type=int)
@@ -110,6 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
             layers=given.layers,
             gpu_experts=given.gpu_experts,
             skew=given.skew,
+            deferred=given.deferred,
             prompts=parse_tokens(given.prompts),
             threads=given.threads,
             seconds=given.seconds,

@@ -44,7 +44,7 @@ class _Step:
     def all_layers(self) -> None:
         """A step."""
         for i, strategy in enumerate(self.stack.decode):
-            ctx = LayerContext(i, self.out)
+            ctx = LayerContext(i, self.out, defers=self.stack.spec.deferred > 0)
             self.stack.trunk[i].decode_attention(self.x)
             strategy.submit(self.x, self.topk(i), ctx)
             self.stack.trunk[i].shared_experts(self.x, self.out)

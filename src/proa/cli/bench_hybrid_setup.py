@@ -149,7 +149,7 @@ class HybridStack:
         spec, dims = self.spec, self.spec.experts.dims
         cpu = self.runtime.cpus[0]
         self.worker = _C.StreamWorker(self.driver, self.runtime.pool, cpu, hand_over, 4 * spec.layers)  # type: ignore[arg-type]
-        plan = DeferralPlan.create(spec.layers, dims.top_k, 0)
+        plan = DeferralPlan.create(spec.layers, dims.top_k, spec.deferred)
         shared = HybridShared.create(self.worker, plan, self.device, DECODE_TOKENS, dims.hidden, dims.top_k)
         self.exchange = shared.exchange(0)
         self.decode: list[HybridDecode] = []

@@ -38,8 +38,8 @@ TRUNKS = {
 class HybridSpec:
     """One run: `layers` MoE layers in memory, decode of one token, prompts of `prompts` tokens in one pass each.
 
-    `gpu_experts`: per layer. `skew`: of a routing that experts follow (`bench_hybrid_updates`); None: they stay.
-    `parts`: of the ring that experts cross through, each of `part_experts`.
+    `gpu_experts`: per layer. `deferred`: experts of a token that come a layer late. `skew`: of a
+    routing that experts follow (`bench_hybrid_updates`); None: they stay. `parts`: of the ring that experts cross through, each of `part_experts`.
     """
 
     experts: ExpertSpec
@@ -48,6 +48,7 @@ class HybridSpec:
     prompts: tuple[int, ...]
     gpu_experts: int
     skew: float | None = None
+    deferred: int = 0
     parts: int = 4
     part_experts: int = 96
 
@@ -65,6 +66,7 @@ def make_hybrid_spec(
     prompts: tuple[int, ...] = (8192, 32768),
     gpu_experts: int = 0,
     skew: float | None = None,
+    deferred: int = 0,
     threads: int | None = None,
     seconds: float = 2.0,
     available: int | None = None,
@@ -85,7 +87,7 @@ def make_hybrid_spec(
         raise ConfigError("--prompts", "1 to 65536 tokens each", prompts)
     if skew is not None and not (0 <= skew <= 4 and gpu_experts):
         raise ConfigError("--skew", "0 to 4, with --gpu-experts", skew)
-    spec = HybridSpec(experts, TRUNKS[model], layers, prompts, gpu_experts, skew)
+    spec = HybridSpec(experts, TRUNKS[model], layers, prompts, gpu_experts, skew, deferred)
     if available is None:
         return spec
     fitting = available // spec.layer_bytes

@@ -12,6 +12,7 @@ from proa.engine.expert_placement import MAX_MOVES, expert_budget, expert_count_
 from proa.engine.kv_plan import MIN_AUTO_TOKENS, RESERVE_BYTES, KVPlan, plan_kv
 from proa.kvcache.pool import KVDtype, kv_bytes_per_token
 from proa.models import ExpertPlan, GpuBytes, ModelInfo
+from proa.moe.deferral import DeferralPlan
 
 __all__ = ["check_expert_memory", "fit_experts", "plan_gpu", "scratch_bytes", "with_ram"]
 
@@ -38,9 +39,10 @@ def fit_experts(
     where every expert then fits. `expert_bytes`: of all experts; `max_tokens`: of a forward.
 
     Raises:
-        ConfigError: as `expert_budget` and `place_experts`.
+        ConfigError: as `expert_budget` and `place_experts`, or all experts of a token are to be late.
     """
     info, all_experts = model.experts, model.experts.layers * model.experts.experts
+    DeferralPlan.create(info.layers, info.top_k, config.max_deferred_experts)  # refused before anything is read
     place = partial(place_experts, config, info, all_bytes=expert_bytes, gpu_bytes=gpu.total_bytes)
     size = partial(with_experts, trunk, info=info, all_bytes=expert_bytes, max_tokens=max_tokens)
     asked = expert_budget(config, info)

@@ -29,7 +29,7 @@ class UpdateSpec:
     """
 
     interval: int = 16
-    half_life: float = 512.0
+    half_life: float = 256.0
     rebalance: RebalanceSpec = field(default_factory=RebalanceSpec)
 
 
