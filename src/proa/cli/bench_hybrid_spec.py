@@ -38,8 +38,9 @@ TRUNKS = {
 class HybridSpec:
     """One run: `layers` MoE layers in memory, decode of one token, prompts of `prompts` tokens in one pass each.
 
-    `gpu_experts`: per layer. `deferred`: experts of a token that come a layer late. `skew`: of a
-    routing that experts follow (`bench_hybrid_updates`); None: they stay. `parts`: of the ring that experts cross through, each of `part_experts`.
+    `gpu_experts`: per layer. `deferred`: experts of a token that come a layer late. `skew`: of a routing that experts
+    follow (`bench_hybrid_updates`); None: they stay. `parts`: of the ring that experts cross through, each of
+    `part_experts`.
     """
 
     experts: ExpertSpec
