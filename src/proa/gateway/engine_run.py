@@ -250,6 +250,8 @@ def _bytes_read(process: KeptProcess) -> dict[int, int]:
 
 
 def _describe(code: int) -> str:
+    if code == -signal.SIGKILL:
+        return "it was killed by SIGKILL, perhaps for want of memory"
     return f"it was killed by {signal.Signals(-code).name}" if code < 0 else f"it ended with exit status {code}"
 
 

@@ -43,7 +43,7 @@ class Supervisor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._usual_seconds: dict[str, float] = {}
         self._published: dict[str, Lifecycle] = {}
-        self._progress_at = 0.0
+        self._progress_at: dict[str, float] = {}
         self._changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._is_closing = False
@@ -238,8 +238,9 @@ class Supervisor:
         changed.set()
 
     def _publish_progress(self, name: str, progress: LoadProgress) -> None:
-        if self._clock() - self._progress_at >= _PROGRESS_EVENT_S:
-            self._progress_at = self._clock()
+        now = self._clock()
+        if now - self._progress_at.get(name, -_PROGRESS_EVENT_S) >= _PROGRESS_EVENT_S:
+            self._progress_at[name] = now
             self.events.publish("progress", name, **asdict(progress), fraction=progress.fraction)
 
     def _status(self, slot: Slot) -> ModelStatus:

@@ -34,7 +34,8 @@ class KtBackend(Backend):
             # It reads a key from no variable and no file.
             *("--api-key", address.secret),
         )
-        return Invocation(command, headers=bearer(address.secret))
+        # As -P, which its Python may be too old for: nothing is imported from the working directory.
+        return Invocation(command, {"PYTHONSAFEPATH": "1"}, bearer(address.secret))
 
     def help_command(self, model: ModelConfig) -> tuple[str, ...]:
         return (*self._program(model), "--help")
@@ -48,7 +49,7 @@ class KtBackend(Backend):
         python = sys.executable
         if model.venv or model.auto_build:
             python = self.installation(model).python
-        return (python, "-P", "-m", "sglang.launch_server")
+        return (python, "-m", "sglang.launch_server")
 
 
 def _own_venv() -> Path:

@@ -1,0 +1,64 @@
+"""Logs and events: bounded, in order, and nobody who reads them slowly holds up the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+
+from proa.gateway.event_bus import EventBus
+from proa.gateway.log_ring import LogRing
+from proa.gateway.ports import free_port, is_free, is_listener
+
+
+def test_a_log_keeps_the_last_lines():
+    ring = LogRing(3)
+    for number in range(5):
+        ring.write(f"line {number}")
+    assert ring.tail() == ["line 2", "line 3", "line 4"]
+    assert ring.tail(1) == ["line 4"] and ring.tail(0) == [] and ring.tail(9) == ring.tail()
+    assert ring.written == 5
+    ring.write("x" * 10_000)
+    assert len(ring.tail(1)[0]) == 8192 + len(" ...")
+
+
+async def test_a_follower_gets_every_line_and_skips_what_fell_out():
+    ring = LogRing(3)
+    ring.write("before")
+    lines = ring.follow(1)
+    assert await anext(lines) == "before"
+    reading = asyncio.create_task(anext(lines))
+    await asyncio.sleep(0)
+    ring.write("next")
+    assert await reading == "next"
+    for number in range(10):
+        ring.write(str(number))
+    assert [await anext(lines) for _ in range(3)] == ["7", "8", "9"]
+
+
+async def test_events_are_numbered_and_slow_observers_miss_the_oldest():
+    bus = EventBus(clock=lambda: 1.5)
+    bus.publish("state", "before")
+    with bus.subscribe() as events, bus.subscribe() as slow:
+        bus.publish("state", "m", state="ready", reason=None)
+        event = await anext(events)
+        assert (event.number, event.at, event.kind, event.model, event.data) == (
+            2,
+            1.5,
+            "state",
+            "m",
+            {"state": "ready"},
+        )
+        for _ in range(300):
+            bus.publish("progress", "m")
+        assert (await anext(slow)).number == 302 - 255
+    bus.publish("state", "after")
+
+
+def test_ports():
+    port = free_port("127.0.0.1")
+    assert is_free("127.0.0.1", port) and is_listener([os.getpid()], port) is None
+    with socket.create_server(("127.0.0.1", port)):
+        assert not is_free("127.0.0.1", port)
+        assert is_listener([os.getpid()], port) is True
+        assert is_listener([os.getppid(), 1 << 30], port) is False
