@@ -32,9 +32,8 @@ def test_proa(monkeypatch):
     )  # fmt: skip
     assert made.env["PROA_API_KEY"] == key
     assert "NOTIFY_SOCKET" not in made.env
-    assert BACKENDS["proa"].reported_bytes(
-        b'{"status": "unavailable", "load": {"bytes_done": 5, "bytes_total": 9}}'
-    ) == (5, 9)
+    answer = b'{"status": "unavailable", "load": {"bytes_done": 5, "bytes_total": 9}}'
+    assert BACKENDS["proa"].reported_bytes(answer) == (5, 9)
     for answer in (b"", b"[]", b'{"status": "ok"}', b'{"load": {"bytes_done": "x"}}'):
         assert BACKENDS["proa"].reported_bytes(answer) is None
 
@@ -125,11 +124,8 @@ def kt_model(tmp_path, **fields):
     return ModelConfig(name="m", backend="kt", **settings)
 
 
-HELP = [
-    "usage: ...",
-    "  --host HOST --port PORT --model MODEL --served-model-name N",
-    "  --api-key K, --kt-weight-path P",
-]
+HELP = ["  --host HOST --port PORT --model MODEL --served-model-name N", "  --api-key K, --kt-weight-path P"]
+WITHOUT_KT = [line.replace("--kt-weight-path", "") for line in HELP]
 
 
 async def prepared(model, tools):
@@ -144,9 +140,7 @@ async def test_an_engine_with_its_flags_is_ready_to_start(tmp_path):
     assert tools.commands == [(str(tmp_path / "venv/bin/python"), "-m", "sglang.launch_server", "--help")]
 
 
-@pytest.mark.parametrize(
-    "first", [(1, ["No module named sglang"]), (0, [line.replace("--kt-weight-path", "") for line in HELP])]
-)
+@pytest.mark.parametrize("first", [(1, ["No module named sglang"]), (0, WITHOUT_KT)])
 async def test_auto_build_installs_the_fork_and_never_sglang(tmp_path, first):
     tools = Tools(first, (0, []), (0, []), (0, HELP))
     assert await prepared(kt_model(tmp_path, auto_build=True), tools)

@@ -9,6 +9,7 @@ import socket
 from proa.gateway.event_bus import EventBus
 from proa.gateway.log_ring import LogRing
 from proa.gateway.ports import free_port, is_free, is_listener
+from proa.gateway.status import GatewayEvent
 
 
 def test_a_log_keeps_the_last_lines():
@@ -42,13 +43,7 @@ async def test_events_are_numbered_and_slow_observers_miss_the_oldest():
     with bus.subscribe() as events, bus.subscribe() as slow:
         bus.publish("state", "m", state="ready", reason=None)
         event = await anext(events)
-        assert (event.number, event.at, event.kind, event.model, event.data) == (
-            2,
-            1.5,
-            "state",
-            "m",
-            {"state": "ready"},
-        )
+        assert event == GatewayEvent(2, 1.5, "state", "m", {"state": "ready"})
         for _ in range(300):
             bus.publish("progress", "m")
         assert (await anext(slow)).number == 302 - 255
