@@ -14,7 +14,7 @@ from proa.kvcache.pool import KVDtype, kv_bytes_per_token
 from proa.models import ExpertPlan, GpuBytes, ModelInfo
 from proa.moe.deferral import DeferralPlan
 
-__all__ = ["check_expert_memory", "fit_experts", "plan_gpu", "scratch_bytes", "with_ram"]
+__all__ = ["check_expert_memory", "fit_experts", "loading_bytes", "plan_gpu", "scratch_bytes", "with_ram"]
 
 _GIB = 2**30
 # Of what weights and scratch leave: the rest is for fragments, which torch's allocator has when sizes change.
@@ -168,6 +168,12 @@ def check_expert_memory(expert_bytes: int, available_bytes: int) -> None:
         raise ConfigError("memory", expected, f"{available_bytes / _GIB:.2f} GiB available", "free memory")
 
 
+def loading_bytes(placed: ExpertPlan, expert_bytes: int) -> int:
+    """RAM that the experts of a layer take on their way to the GPU, beside those that stay. `expert_bytes`: of all."""
+    most = int(placed.on_gpu.sum(axis=1).max(initial=0))
+    return expert_bytes * most // max(1, placed.on_gpu.size)
+
+
 def with_ram(placed: ExpertPlan, expert_bytes: int, available_bytes: int) -> ExpertPlan:
     """`placed` with as many slots for experts that leave the GPU as RAM has; none move where it has none.
 
@@ -178,7 +184,7 @@ def with_ram(placed: ExpertPlan, expert_bytes: int, available_bytes: int) -> Exp
     """
     all_experts, layers = max(1, placed.on_gpu.size), max(1, placed.on_gpu.shape[0])
     in_ram = expert_bytes - expert_bytes * int(placed.on_gpu.sum()) // all_experts
-    check_expert_memory(in_ram, available_bytes)
+    check_expert_memory(in_ram + loading_bytes(placed, expert_bytes), available_bytes)
     if not placed.moves:
         return placed
     # At most half of what is left: others use the machine too.

@@ -10,7 +10,7 @@ from proa.core.errors import ConfigError
 from proa.device.select import Gpu
 from proa.engine.config import EngineConfig
 from proa.engine.expert_placement import place_experts, with_experts
-from proa.engine.gpu_plan import check_expert_memory, plan_gpu, scratch_bytes
+from proa.engine.gpu_plan import loading_bytes, plan_gpu, scratch_bytes, with_ram
 from proa.engine.kv_plan import RESERVE_BYTES, plan_kv
 from proa.kvcache.pool import KVDtype, kv_bytes_per_token
 from proa.models import GpuBytes
@@ -211,7 +211,7 @@ def _with_experts(
     refusal = ""
     try:
         plan_gpu(config, gpu, sizes.info, needed)
-        check_expert_memory(sizes.expert_bytes - on_gpu, machine.ram_bytes)
+        with_ram(placed, sizes.expert_bytes, machine.ram_bytes)
     except ConfigError as error:
         refusal = str(error)
     auto: KVDtype = "float32" if sizes.info.has_float32_trunk else "bfloat16"
@@ -225,5 +225,9 @@ def _with_experts(
         "workspace": scratch_bytes(config, sizes.info, needed),
         "reserve": RESERVE_BYTES,
     }
-    ram = {"routed experts": sizes.expert_bytes - on_gpu, "reserve": RESERVE_BYTES}
+    ram = {
+        "routed experts": sizes.expert_bytes - on_gpu,
+        "loading": loading_bytes(placed, sizes.expert_bytes),
+        "reserve": RESERVE_BYTES,
+    }
     return MemoryPlan(context, wanted.concurrency, dtype, token_bytes, tokens, ram, vram, gpu_experts, streams, refusal)
