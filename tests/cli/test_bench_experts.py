@@ -10,14 +10,13 @@ from typer.testing import CliRunner
 
 from proa.cli.bench_experts_core import ExpertBench, fit
 from proa.cli.bench_experts_data import make_inputs, random_experts
-from proa.cli.bench_experts_limits import CACHE_MULTIPLE
 from proa.cli.bench_experts_peers import TorchSide
 from proa.cli.bench_experts_sides import ProaSide, Setup
 from proa.cli.bench_experts_spec import METHODS, MODELS, make_spec, parse_tokens
 from proa.cli.main import app
 from proa.core.errors import ConfigError
 from proa.native import _C
-from proa.native.runtime import CpuRuntime
+from proa.native.runtime import CACHE_MULTIPLE, CpuRuntime
 from proa.weights.gguf_blocks import dequantize as dequantize_blocks
 from proa.weights.gguf_types import GGML_TYPES
 from proa.weights.quantize import dequantize
@@ -34,7 +33,7 @@ CELL_KEYS = {
 
 @pytest.fixture(autouse=True)
 def small_limits(monkeypatch):
-    monkeypatch.setattr("proa.cli.bench_experts_limits.MAX_PROBE_MIB", 32)
+    monkeypatch.setattr("proa.native.runtime.MAX_PROBE_MIB", 32)
     monkeypatch.setattr("proa.cli.bench_experts_limits.GEMM", (64, 64, 64))
     monkeypatch.setattr("proa.cli.bench_experts_core.MAX_LAYERS", 4)
 

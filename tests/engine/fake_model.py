@@ -44,6 +44,7 @@ class FakeModel:
     vocab_size = VOCAB_SIZE
     weight_bytes = 0
     expert_faults = 0
+    hybrid_traffic = None
 
     def __init__(self) -> None:
         self.layout = LAYOUT

@@ -86,6 +86,7 @@ class FakeEngine:
                 vocab_size=self.config.get("vocab_size", 640),
                 load_seconds=0.01,
                 weight_bytes=total,
+                read_gb_s=100.0,
                 info={"engine": "fake"},
             )
         )
@@ -213,11 +214,13 @@ class FakeEngine:
         return TokenOutput(rid=rid, token_ids=token_ids, finish_reason=finish, matched_stop=matched)
 
     def stats(self) -> EngineStats:
+        made = self.totals["generation_tokens"]
         used = sum(len(state["request"].token_ids) + state["count"] for state in self.running.values())
         return EngineStats(
             num_running=len(self.running), num_queued=len(self.waiting), kv_tokens_used=used, kv_tokens_total=65536,
             expert_bytes_read=self.totals["generation_tokens"] * 1000, expert_ms=self.totals["generation_tokens"] * 0.1,
-            step_ms=1.0, **self.totals,
+            step_ms=1.0, expert_slots=((8 * made, 2 * made), (8 * made, 6 * made)), streamed_bytes=made * 50_000_000,
+            streamed_ms=made * 1.0, moved_experts=3, **self.totals,
         )  # fmt: skip
 
     def loop(self) -> None:

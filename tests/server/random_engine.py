@@ -36,6 +36,7 @@ CLOSING_PERIOD = 3
 class RandomModel:
     weight_bytes = 0
     expert_faults = 0
+    hybrid_traffic = None
     expert_traffic = ExpertTraffic()
 
     def __init__(self, tokenizer: TiktokenTokenizer) -> None:

@@ -23,14 +23,14 @@ import numpy as np
 
 from proa import __version__
 from proa.cli.bench_experts_data import VARIANTS, Inputs, make_inputs, random_experts
-from proa.cli.bench_experts_limits import CACHE_MULTIPLE, MatrixRates, ReadRate
+from proa.cli.bench_experts_limits import MatrixRates, ReadRate
 from proa.cli.bench_experts_peers import peer_bytes_per_expert, peer_side
 from proa.cli.bench_experts_sides import ProaSide, Setup, Side
 from proa.cli.bench_experts_spec import METHODS, MODELS, PEERS, ExpertSpec, make_spec, parse_tokens
 from proa.core.errors import ConfigError, ProaError
 from proa.engine.memory import available_bytes
 from proa.native import _C
-from proa.native.runtime import CpuRuntime
+from proa.native.runtime import CACHE_MULTIPLE, CpuRuntime
 
 __all__ = ["Cell", "ExpertBench", "PeerCell", "fit", "format_cell", "format_header", "main", "measure"]
 

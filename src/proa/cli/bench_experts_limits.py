@@ -7,20 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from proa.native import _C
+from proa.native.runtime import probe_mebibytes
 
-__all__ = ["CACHE_MULTIPLE", "MatrixRates", "ReadRate", "probe_mebibytes"]
+__all__ = ["MatrixRates", "ReadRate"]
 
-# What is read in turn is this many times the L3 cache, so that little of it is found there.
-CACHE_MULTIPLE = 4
-MIN_PROBE_MIB = 512
-MAX_PROBE_MIB = 4096
 PASSES = 3
 GEMM = (1024, 4096, 4096)  # [M, N, K]: large enough to be compute-bound, a tenth of a second on two cores
-
-
-def probe_mebibytes(l3_bytes: int) -> int:
-    """How much has to be read to measure memory and not the L3 cache."""
-    return min(max(CACHE_MULTIPLE * l3_bytes >> 20, MIN_PROBE_MIB), MAX_PROBE_MIB)
 
 
 class ReadRate:

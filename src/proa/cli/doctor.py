@@ -82,10 +82,9 @@ def diagnose(*, measure: bool) -> Diagnosis:
         ConfigError: the C++ extension is missing or does not load, or PROA_FORCE_ISA asks for what this machine lacks.
     """
     # Here, so that `proa --help` needs no extension.
-    from proa.cli.bench_experts_limits import probe_mebibytes
     from proa.layers.kernel_check import KernelUse, run_checks
     from proa.native import _C
-    from proa.native.runtime import CpuRuntime
+    from proa.native.runtime import CpuRuntime, probe_mebibytes
 
     cpu: dict[str, Any] = {**_C.cpu_info()}
     memory = _meminfo(Path("/proc/meminfo").read_text())

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from proa import __version__
-from proa.cli import bench, chat, console, convert, doctor, plan, profile, serve
+from proa.cli import bench, chat, console, convert, doctor, plan, profile, serve, top
 from proa.core.errors import ProaError
 
 __all__ = ["app", "main"]
@@ -46,6 +46,7 @@ doctor.register(app)
 plan.register(app)
 convert.register(app)
 profile.register(app)
+top.register(app)
 app.add_typer(bench.app, name="bench")
 
 

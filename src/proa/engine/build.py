@@ -40,7 +40,7 @@ class LoadedModel:
 
     `capture`: records steps of the model over a pool; None where that is not possible or not wanted.
     load_vocabulary: for grammars; None: constrained requests are refused.
-    usage: of the routed experts; None: nothing is counted.
+    usage: of the routed experts; None: nothing is counted. read_gb_s: measured bandwidth of the RAM; 0: not measured.
     """
 
     model: ForwardModel
@@ -52,6 +52,7 @@ class LoadedModel:
     capture: Capture | None = None
     load_vocabulary: Callable[[], Vocabulary] | None = None
     usage: ExpertUsage | None = None
+    read_gb_s: float = 0.0
 
 
 Loader = Callable[[EngineConfig, Report], LoadedModel]

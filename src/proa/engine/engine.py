@@ -18,6 +18,7 @@ from proa.core.constraint import MAX_GRAMMAR_CHARACTERS, Constraint
 from proa.engine.constraint import mask_words
 from proa.engine.device_sampler import Drawable
 from proa.engine.grammar_worker import GrammarWaiters, GrammarWorker
+from proa.engine.hybrid_report import HybridReport
 from proa.engine.prefill_pace import PrefillPace
 from proa.engine.request import Request
 from proa.engine.runner import PrefillPass, Runner
@@ -90,6 +91,7 @@ class Engine:
         self._generated = 0
         self._aborted = 0
         self._out_of_memory = 0
+        self._hybrid = HybridReport(lambda: runner.hybrid_traffic, clock)
         self._step_ms = self._schedule_ms = self._sample_ms = 0.0
 
     @property
@@ -333,6 +335,7 @@ class Engine:
             expert_ms=experts.seconds * 1e3,
             moved_experts=0 if self.usage is None else self.usage.num_moved,
             deferred_experts=0 if self.usage is None else self.usage.num_deferred,
+            **self._hybrid.fields(),
         )
 
     def check_integrity(self) -> None:

@@ -36,7 +36,7 @@ from proa.models import (
     packed_bytes,
 )
 from proa.native._C import CudaDriver, CudaError, CudaMissing
-from proa.native.runtime import CpuRuntime
+from proa.native.runtime import CpuRuntime, read_bandwidth
 from proa.weights.checkpoint import Checkpoint
 from proa.weights.expert_source import ExpertSource
 from proa.weights.progress import LoadProgress, LoadStatus
@@ -46,6 +46,8 @@ __all__ = ["load_checkpoint"]
 logger = logging.getLogger("proa.engine")
 
 LOG_INTERVAL_S = 5.0
+# From so many bytes of weights the RAM's bandwidth is measured at start.
+MEASURED_BYTES = 8 * 2**30
 # With their defaults.
 GPU_SETTINGS = {
     "gpu_experts": None,
@@ -76,7 +78,12 @@ def load_checkpoint(config: EngineConfig, report: Report) -> LoadedModel:
     else:
         loaded = _load_on_gpu(config, gpu, checkpoint, model_info, experts, report)
     vocabulary = partial(load_vocabulary, Path(config.model_path), loaded.model.vocab_size, loaded.eos_token_ids)
-    return replace(loaded, load_vocabulary=vocabulary)
+    return replace(loaded, load_vocabulary=vocabulary, read_gb_s=_read_bandwidth(loaded.model.weight_bytes))
+
+
+def _read_bandwidth(weight_bytes: int) -> float:
+    """What the experts' rate is a share of, measured in about a second; 0 for weights too few to be worth it."""
+    return read_bandwidth() if weight_bytes >= MEASURED_BYTES else 0.0
 
 
 def _load_on_cpu(

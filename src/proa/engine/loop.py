@@ -204,5 +204,6 @@ def _ready(config: EngineConfig, loaded: LoadedModel, load_seconds: float) -> Re
         vocab_size=loaded.model.vocab_size,
         load_seconds=load_seconds,
         weight_bytes=loaded.model.weight_bytes,
+        read_gb_s=loaded.read_gb_s,
         info=loaded.info,
     )

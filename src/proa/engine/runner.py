@@ -13,7 +13,7 @@ from proa.attention.batch import ForwardBatch, Span, StillWanted
 from proa.engine.device_sampler import Drawable, draw_on_device
 from proa.engine.scheduler import Chunk
 from proa.kvcache.pool import KVPool
-from proa.moe.traffic import ExpertTraffic
+from proa.moe.traffic import ExpertTraffic, HybridTraffic
 
 __all__ = ["ForwardModel", "PrefillPass", "Runner", "StepGraphs"]
 
@@ -29,6 +29,9 @@ class ForwardModel(Protocol):
 
     @property
     def expert_traffic(self) -> ExpertTraffic: ...
+
+    @property
+    def hybrid_traffic(self) -> HybridTraffic | None: ...
 
     @property
     def expert_faults(self) -> int:
@@ -83,6 +86,11 @@ class Runner:
     def expert_traffic(self) -> ExpertTraffic:
         """Of the model, since it was loaded."""
         return self._model.expert_traffic
+
+    @property
+    def hybrid_traffic(self) -> HybridTraffic | None:
+        """The same of experts that CPU and GPU share."""
+        return self._model.hybrid_traffic
 
     def forward(self, chunks: Sequence[Chunk], poll: Callable[[], None] | None = None) -> Sequence[Drawable]:
         """Compute `chunks`; what the live chunks that draw are drawn from, in their order.

@@ -94,7 +94,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot of the engine. Byte and token counters and expert_ms are totals since start, other times of a step.
 
     out_of_memory: forwards that found no memory, since start. prefill_tokens: of the pass that is on its way, and the
-    share of the layers it has been through.
+    share of the layers it has been through. expert_slots: of each MoE layer, slots of tokens and those whose expert was
+    on the GPU, empty where nothing is new. streamed_bytes, streamed_ms: of experts that crossed the bus for prompts.
     """
 
     num_running: int = 0
@@ -113,6 +114,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     sample_ms: float = 0.0
     expert_bytes_read: int = 0
     expert_ms: float = 0.0
+    expert_slots: tuple[tuple[int, int], ...] = ()
+    streamed_bytes: int = 0
+    streamed_ms: float = 0.0
     moved_experts: int = 0
     deferred_experts: int = 0
 
@@ -125,7 +129,7 @@ class Loading(msgspec.Struct, tag="loading", frozen=True):
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True, kw_only=True):
-    """The engine takes requests."""
+    """The engine takes requests. read_gb_s: measured read bandwidth of the RAM, 0 where it was not measured."""
 
     max_model_len: int
     kv_tokens_total: int
@@ -133,6 +137,7 @@ class Ready(msgspec.Struct, tag="ready", frozen=True, kw_only=True):
     vocab_size: int
     load_seconds: float
     weight_bytes: int
+    read_gb_s: float = 0.0
     info: dict[str, str] = {}
 
 

@@ -27,7 +27,7 @@ from proa.moe.hybrid_layers import hybrid_of
 from proa.moe.layer import MoeLayer, MoeRows, MoeSpec
 from proa.moe.stats import RoutingCounts
 from proa.moe.strategies import create_usage
-from proa.moe.traffic import ExpertTraffic
+from proa.moe.traffic import ExpertTraffic, HybridTraffic
 from proa.moe.usage import ExpertUsage
 
 __all__ = ["Decoder", "DecoderSpec", "gpu_scratch_bytes"]
@@ -200,6 +200,11 @@ class Decoder:
     def expert_traffic(self) -> ExpertTraffic:
         """Of the routed experts of all layers since loading."""
         return sum((layer.traffic for layer in self._layers), ExpertTraffic())
+
+    @property
+    def hybrid_traffic(self) -> HybridTraffic | None:
+        """None where the CPU and a GPU share no experts."""
+        return None if self._hybrid is None else self._hybrid.traffic()
 
     @property
     def expert_faults(self) -> int:

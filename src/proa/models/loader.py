@@ -24,7 +24,7 @@ from proa.layers.workspace import ExpertPlan
 from proa.models.config import ModelConfig
 from proa.models.decoder import Decoder, gpu_scratch_bytes
 from proa.models.registry import checkpoint_config, decoder_spec
-from proa.moe.traffic import ExpertTraffic
+from proa.moe.traffic import ExpertTraffic, HybridTraffic
 from proa.moe.usage import ExpertUsage
 from proa.native.runtime import CpuRuntime
 from proa.weights.checkpoint import Checkpoint
@@ -67,6 +67,10 @@ class Model(Protocol):
     @property
     def expert_usage(self) -> ExpertUsage:
         """Of the routed experts; told of every step by who drives the model."""
+
+    @property
+    def hybrid_traffic(self) -> HybridTraffic | None:
+        """None where the CPU and a GPU share no experts."""
 
     @property
     def expert_faults(self) -> int:

@@ -87,6 +87,15 @@ class HybridDecode:
         return ExpertTraffic(self._cpu.bytes_read, self._cpu.seconds)
 
     @property
+    def slots(self) -> tuple[int, int]:
+        """Totals: slots of tokens handed over, and those whose expert was on the GPU."""
+        worker = self._shared.worker
+        slots, on_cpu = worker.slots(self._job)
+        if self._late_job >= 0:
+            on_cpu += worker.slots(self._late_job)[1]
+        return slots, slots - on_cpu
+
+    @property
     def late_job(self) -> int:
         """The job that the next layer waits for; -1: none."""
         return self._late_job

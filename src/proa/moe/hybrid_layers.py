@@ -26,6 +26,7 @@ from proa.moe.prefill_planner import PrefillPlanner
 from proa.moe.prefill_rates import measure_rates
 from proa.moe.stream import WeightStream
 from proa.moe.streamed_prefill import PrefillPass, StreamedPrefill
+from proa.moe.traffic import HybridTraffic
 from proa.native import _C
 from proa.native.ops import ExpertLayer
 
@@ -120,6 +121,11 @@ class Hybrid:
     def faults(self) -> int:
         """How many ids the CPU was given of experts it does not have: each is a wrong sum."""
         return self._worker.faults
+
+    def traffic(self) -> HybridTraffic:
+        """Of all layers together; cheap, but not for every step."""
+        streamed = (0, 0.0) if self._pass is None else self._pass.stream.traffic()
+        return HybridTraffic(tuple(layer.decode.slots for layer in self._layers), *streamed)
 
     def settle(self) -> None:
         """After a forward that raised between two layers, once the device has nothing to do."""

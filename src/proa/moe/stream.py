@@ -63,7 +63,10 @@ class WeightStream:
         "_driver",
         "_groups",
         "_next",
+        "_pass_bytes",
         "_tables",
+        "_timing",
+        "_total",
         "_used",
         "arena",
         "copies_enabled",
@@ -88,6 +91,10 @@ class WeightStream:
                 [torch.cuda.Event() for _ in range(num_parts)]  # type: ignore[no-untyped-call]
                 for _ in range(2)
             )
+        # Around the copies of a pass; counted once they are over. One given up is not.
+        self._timing: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        self._pass_bytes = 0
+        self._total = (0, 0.0)
         self._groups: Sequence[StreamGroup] = ()
         self._tables = torch.empty(0)
         self._next = 0
@@ -106,6 +113,7 @@ class WeightStream:
             begin = torch.tensor(group.starts, dtype=torch.int64) + i % self.num_parts * self.part_bytes
             tables[i, list(group.experts)] = torch.stack([begin, begin + gate, begin + gate + up], dim=1)
         self._tables = tables.to(self.arena.device)
+        self._begin_timing()
         self._groups, self._next = groups, 0
         for part in range(min(self.num_parts, len(groups))):
             self._mark_used(part)
@@ -126,6 +134,28 @@ class WeightStream:
         if done + self.num_parts < len(self._groups):
             self._mark_used(done % self.num_parts)
             self._enqueue(done + self.num_parts)
+
+    def traffic(self) -> tuple[int, float]:
+        """Bytes copied by passes that are over, and seconds from their first copies to their last."""
+        if self._pass_bytes and self._timing is not None and self._timing[1].query():  # type: ignore[no-untyped-call]
+            began, ended = self._timing
+            seconds = began.elapsed_time(ended) / 1e3
+            self._total = (self._total[0] + self._pass_bytes, self._total[1] + seconds)
+            self._pass_bytes = 0
+        return self._total
+
+    def _begin_timing(self) -> None:
+        self.traffic()
+        self._pass_bytes = 0
+        if self._copies is not None:
+            events = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            self._timing = (next(events), next(events))
+            self._timing[0].record(self._copies)
+
+    def _end_timing(self) -> None:
+        if self._timing is not None and self._copies is not None and self.copies_enabled:
+            self._timing[1].record(self._copies)
+            self._pass_bytes = sum(group.nbytes for group in self._groups)
 
     def groups_left(self, layer: int) -> int:
         """How many of the next groups are of `layer`."""
@@ -149,3 +179,5 @@ class WeightStream:
             self._driver.copy_to_device(stream, place + offset, address, nbytes)
         if self._copies is not None:
             self._copied[part].record(self._copies)
+        if index == len(self._groups) - 1:
+            self._end_timing()

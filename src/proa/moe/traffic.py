@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ExpertTraffic"]
+__all__ = ["ExpertTraffic", "HybridTraffic"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,3 +21,17 @@ class ExpertTraffic:
 
     def __add__(self, other: ExpertTraffic) -> ExpertTraffic:
         return ExpertTraffic(self.bytes_read + other.bytes_read, self.seconds + other.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class HybridTraffic:
+    """Totals since loading, of experts that the CPU and a GPU share.
+
+    slots: of each MoE layer, the tokens' slots in decode steps and short forwards, and those whose expert was on the
+    GPU. streamed_bytes: of experts that crossed the bus for prompts; streamed_seconds: from the first to the last copy
+    of these prompts' passes.
+    """
+
+    slots: tuple[tuple[int, int], ...]
+    streamed_bytes: int = 0
+    streamed_seconds: float = 0.0

@@ -8,9 +8,25 @@ from types import TracebackType
 from proa.core.errors import ConfigError
 from proa.native import _C
 
-__all__ = ["CpuRuntime"]
+__all__ = ["CACHE_MULTIPLE", "CpuRuntime", "probe_mebibytes", "read_bandwidth"]
 
 _log = logging.getLogger("proa.native")
+
+# What is read in turn is this many times the L3 cache, so that little of it is found there.
+CACHE_MULTIPLE = 4
+MIN_PROBE_MIB = 512
+MAX_PROBE_MIB = 4096
+
+
+def probe_mebibytes(l3_bytes: int) -> int:
+    """How much has to be read to measure memory and not the L3 cache."""
+    return min(max(CACHE_MULTIPLE * l3_bytes >> 20, MIN_PROBE_MIB), MAX_PROBE_MIB)
+
+
+def read_bandwidth() -> float:
+    """10^9 bytes per second that all cores this process may use read from memory; takes about a second."""
+    cpu = _C.cpu_info()
+    return float(_C.measure_read_bandwidth(list(cpu["physical_cpus"]), probe_mebibytes(int(cpu["caches"]["l3"]))))
 
 
 class CpuRuntime:

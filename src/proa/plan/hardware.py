@@ -14,9 +14,6 @@ __all__ = ["GIB", "Interval", "Machine", "Overrides", "probe"]
 GIB = 2**30
 _MAX_GIB = 1 << 20
 _MAX_GB_S = 1e6
-# How much is read to measure the bandwidth, in times of the L3 cache, and at least and most.
-_CACHE_MULTIPLE = 4
-_PROBE_MIB = (256, 4096)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +74,14 @@ class Overrides:
 def probe(overrides: Overrides) -> Machine:
     """This machine with `overrides`. Reads memory for a second unless the bandwidth is told."""
     from proa.native import _C  # here: a help text needs no extension
+    from proa.native.runtime import read_bandwidth
 
     cpu = _C.cpu_info()
     gpu = choose_gpu("auto") if overrides.vram is None else None
     vram = (0 if gpu is None else gpu.free_bytes) if overrides.vram is None else int(overrides.vram * GIB)
     bandwidth = overrides.bandwidth
     if bandwidth is None:
-        low, high = _PROBE_MIB
-        mebibytes = min(max(_CACHE_MULTIPLE * int(cpu["caches"]["l3"]) >> 20, low), high)
-        bandwidth = float(_C.measure_read_bandwidth(list(cpu["physical_cpus"]), mebibytes))
+        bandwidth = read_bandwidth()
     cores = len(cpu["physical_cpus"])
     per_core = _CPU_TFLOPS.get(str(cpu["isa_in_use"]), _CPU_TFLOPS_ELSE)
     pcie = _PCIE if overrides.pcie is None else Interval(overrides.pcie, overrides.pcie)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
@@ -11,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from proa.ipc.messages import EngineStats, Ready
 from proa.server.engine_process import EngineState, EngineStatus
+from proa.server.rates import Rate
 
 __all__ = ["Metrics"]
 
@@ -20,8 +20,8 @@ _TOKEN_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0
 _TOTALS = (
     "prefix_hit_tokens", "prompt_tokens", "generation_tokens", "aborted", "out_of_memory", "expert_bytes_read",
     "expert_ms", "moved_experts", "deferred_experts",
+    "streamed_bytes", "streamed_ms",
 )  # fmt: skip
-_RATE_SECONDS = 1.0
 
 
 class Metrics(Collector):
@@ -45,10 +45,9 @@ class Metrics(Collector):
         self._base = dict.fromkeys(_TOTALS, 0.0)
         self._status = EngineStatus()
         self._ready: Ready | None = None
-        self._rate_time = time.monotonic()
-        self._rate_base = (0.0, 0.0, 0.0)
-        self.gen_throughput = 0.0
-        self._expert_gbps = 0.0
+        self._generated, self._expert_rate, self._stream_rate = Rate(), Rate(), Rate()
+        # Of each MoE layer: the share of slots whose expert was on the GPU.
+        self._gpu_hits: list[Rate] = []
 
     def render(self) -> bytes:
         """The Prometheus text format."""
@@ -78,21 +77,20 @@ class Metrics(Collector):
         self._status = status
 
     def engine_stats(self, stats: EngineStats) -> None:
-        """Take the engine's snapshot; rates are over a second or more."""
+        """Take the engine's snapshot."""
         self._stats = stats
-        now = time.monotonic()
-        if (elapsed := now - self._rate_time) >= _RATE_SECONDS:
-            tokens, read, busy = self._rate_base
-            self.gen_throughput = max(self.total("generation_tokens") - tokens, 0.0) / elapsed
-            if (busy_ms := self.total("expert_ms") - busy) > 0:
-                # bytes per millisecond / 1e6 = GB/s
-                self._expert_gbps = (self.total("expert_bytes_read") - read) / busy_ms / 1e6
-            self._rate_time = now
-            self._rate_base = (
-                self.total("generation_tokens"),
-                self.total("expert_bytes_read"),
-                self.total("expert_ms"),
-            )
+        self._generated.update(self.total("generation_tokens"))
+        self._expert_rate.update(self.total("expert_bytes_read"), self.total("expert_ms"))
+        self._stream_rate.update(self.total("streamed_bytes"), self.total("streamed_ms"))
+        while len(self._gpu_hits) < len(stats.expert_slots):
+            self._gpu_hits.append(Rate())
+        for rate, (slots, on_gpu) in zip(self._gpu_hits, stats.expert_slots, strict=False):
+            rate.update(on_gpu, slots)
+
+    @property
+    def gen_throughput(self) -> float:
+        """Generated tokens per second."""
+        return self._generated.value
 
     def engine_down(self) -> None:
         """Keep the totals of the engine that is gone."""
@@ -134,7 +132,7 @@ class Metrics(Collector):
         yield self._gauge("proa:load_bytes_expected", "Bytes of weights to read.", status.bytes_total)
         yield self._total("proa:expert_bytes_read", "Bytes of expert weights read.", self.total("expert_bytes_read"))
         yield self._total("proa:expert_seconds", "Seconds spent in expert layers.", self.total("expert_ms") / 1e3)
-        yield self._gauge("proa:expert_read_gbps", "GB/s at which expert weights were read.", self._expert_gbps)
+        yield from self._hybrid()
         yield self._total("proa:experts_moved", "Experts that came to the GPU.", self.total("moved_experts"))
         yield self._total("proa:experts_deferred", "Slots that came a layer late.", self.total("deferred_experts"))
         yield self._total("proa:out_of_memory", "Forwards that found no memory.", self.total("out_of_memory"))
@@ -143,6 +141,31 @@ class Metrics(Collector):
         yield self._gauge("proa:sample_seconds", "Sampling in the last step.", stats.sample_ms / 1e3)
         yield self._gauge("proa:engine_ready", "1 while the engine takes requests.", status.state is EngineState.READY)
         yield self._total("proa:engine_restarts", "Engine processes started again.", status.restarts)
+
+    def _hybrid(self) -> Iterable[Metric]:
+        """What only an engine with experts on CPU and GPU has, and how a long prompt gets on."""
+        stats, measured = self._stats, self._ready.read_gb_s if self._ready else 0.0
+        # Bytes per millisecond / 1e6 = GB/s.
+        rate, streamed = self._expert_rate.value / 1e6, self._stream_rate.value / 1e6
+        share = rate / measured if measured else 0.0
+        yield self._gauge("proa:expert_read_gbps", "GB/s at which expert weights were read.", rate)
+        yield self._gauge(
+            "proa:ram_read_gbps", "Read bandwidth of the RAM in GB/s, measured at start; 0: not.", measured
+        )
+        yield self._gauge("proa:expert_bandwidth_share", "Their rate in terms of that bandwidth.", share)
+        yield self._total("proa:streamed_bytes", "Bytes of experts copied for prompts.", self.total("streamed_bytes"))
+        yield self._total("proa:streamed_seconds", "Seconds they took.", self.total("streamed_ms") / 1e3)
+        yield self._gauge("proa:stream_gbps", "GB/s at which experts were copied for prompts.", streamed)
+        yield self._gauge("proa:prefill_tokens", "Prompt tokens on their way through the layers.", stats.prefill_tokens)
+        yield self._gauge("proa:prefill_share", "Share of the layers they have been through.", stats.prefill_share)
+        hits = GaugeMetricFamily(
+            "proa:gpu_expert_hit_ratio",
+            "Share of decoded slots whose expert was on the GPU, by MoE layer.",
+            labels=[*self._labels, "layer"],
+        )
+        for layer, hit in enumerate(self._gpu_hits):
+            hits.add_metric([*self._labels.values(), str(layer)], hit.value)
+        yield hits
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=list(self._labels))
