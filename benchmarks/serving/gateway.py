@@ -33,8 +33,8 @@ from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
 from proa.gateway.config import GatewayConfig, ModelConfig
+from proa.gateway.http_settings import HttpSettings
 from proa.gateway.launch import run as run_gateway
-from proa.gateway.services import HttpSettings
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 MARK = b'data: {"id": "'

@@ -7,8 +7,8 @@ import sys
 
 from proa.core.logging import configure
 from proa.gateway.config import GatewayConfig, ModelConfig
+from proa.gateway.http_settings import HttpSettings
 from proa.gateway.launch import run
-from proa.gateway.services import HttpSettings
 
 
 def main() -> None:

@@ -198,11 +198,58 @@ def test_a_thousand_requests_of_which_a_fifth_leave_cost_nothing_that_stays(gate
     assert len(children) == 2 * running, [child.cmdline() for child in children]
 
 
+def test_a_bounded_queue_and_engines_that_are_not_there_say_when_to_come_back(start_gateway):
+    """K9, G6, G9."""
+    gateway = start_gateway(
+        {
+            "busy": ["--chunks", "200", "--chunk-delay", "0.05"],
+            "refusing": ["--start-delay", "0.5"],
+            "broken": ["--crash-at-start", "3"],
+        },
+        fields={
+            "busy": {"max_running": 1, "max_waiting": 1, "memory": {}},
+            "refusing": {"while_starting": "refuse", "memory": {}},
+            "broken": {"memory": {}},
+        },
+    )
+    gateway.engine_port("busy")
+    with connect(gateway.port, CHAT, {"model": "busy", "stream": True}) as running:
+        assert running.recv(1)
+        with connect(gateway.port, CHAT, {"model": "busy", "stream": True}):
+            gateway.wait(lambda: gateway.status("busy")["waiting"] == 1, "one that waits")
+            refusals = {
+                "queue_full": (429, gateway.post(CHAT, {"model": "busy"})),
+                "engine_starting": (503, gateway.post(CHAT, {"model": "refusing", "stream": True})),
+                "engine_failed": (503, gateway.post(CHAT, {"model": "broken"})),
+                "engine_cooling_down": (503, gateway.post(CHAT, {"model": "broken"})),
+            }
+    for code, (status, answer) in refusals.items():
+        assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), answer.text
+        assert int(answer.headers["retry-after"]) >= 1
+    gateway.wait(lambda: gateway.status("refusing")["state"] == "ready", "the load that a refusal began")
+    assert gateway.post(CHAT, {"model": "refusing"}).status_code == 200
+    assert "out of memory: this is why" in gateway.get("/logs/broken").text
+
+
+def test_models_that_take_turns_lose_no_request(start_gateway):
+    """Two models of which one fits: requests for both come all the time, each is answered whole."""
+    options = ["--chunks", "10", "--chunk-delay", "0.005"]
+    gateway = start_gateway({"a": options, "b": options}, patience=0.1)
+    bodies = {name: {"model": name, "stream": True, "messages": [name]} for name in "ab"}
+    whole = call(gateway.port, CHAT, bodies["a"]).body
+    with concurrent.futures.ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(lambda n: call(gateway.port, CHAT, bodies["ab"[n // 12 % 2]]), range(96)))
+    assert all(answer.status == 200 and answer.body.endswith(whole) for answer in answers)
+    assert not gateway.journal("a", "aborted") and not gateway.journal("b", "aborted")
+    starts = [len(gateway.journal(name, "started")) for name in "ab"]
+    assert sum(starts) > 2, "they did take turns"
+
+
 def test_every_route_but_livez_asks_for_the_key(start_gateway):
     gateway = start_gateway({"m": []}, http={"api_key": KEY})
     for method, path in (
         ("GET", "/readyz"), ("GET", "/health"), ("GET", "/metrics"), ("GET", "/v1/models"), ("GET", "/models"),
-        ("GET", "/logs/m"), ("GET", "/events"), ("GET", "/"), ("POST", "/models/load"), ("POST", "/models/unload"),
+        ("GET", "/logs/m"), ("GET", "/events"), ("POST", "/models/load"), ("POST", "/models/unload"),
         ("POST", CHAT), ("GET", "/upstream/m/health"), ("GET", "/nothing"),
     ):  # fmt: skip
         for headers in ({}, {"authorization": f"Bearer {KEY}x"}, {"x_api_key": "wrong"}):

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from proa import __version__
-from proa.cli import bench, chat, console, convert, doctor, plan, profile, serve, top
+from proa.cli import bench, chat, console, convert, doctor, gateway, plan, profile, serve, top
 from proa.core.errors import ProaError
 
 __all__ = ["app", "main"]
@@ -48,6 +48,7 @@ convert.register(app)
 profile.register(app)
 top.register(app)
 app.add_typer(bench.app, name="bench")
+app.add_typer(gateway.app, name="gateway")
 
 
 def main() -> None:

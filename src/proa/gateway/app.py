@@ -11,14 +11,16 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from proa.core.errors import ProaError
-from proa.gateway import routes
+from proa.core.errors import ProaError, UserError
+from proa.gateway import routes, status_page
 from proa.gateway.proxy import Proxy, ProxyLimits
 from proa.gateway.services import Services
 from proa.server.errors import RouteError, error_response
 from proa.server.gate import Gate
 
 __all__ = ["create_app"]
+
+_OPEN_PATHS = ("/livez", status_page.PATH)
 
 
 def create_app(services: Services) -> ASGIApp:
@@ -34,6 +36,7 @@ def create_app(services: Services) -> ASGIApp:
     app = Starlette(
         routes=[
             *routes.ROUTES,
+            Route(status_page.PATH, status_page.show),
             Route("/upstream/{model}/{path:path}", by_path),
             # Whatever names a model in its body belongs to an engine; which paths there are is for it to say.
             Route("/{path:path}", by_body, methods=["POST"]),
@@ -41,8 +44,41 @@ def create_app(services: Services) -> ASGIApp:
         exception_handlers={ProaError: _on_error, HTTPException: _on_http_error},
     )
     app.state.services = services
-    gate = Gate(app, services.body_budget, api_key=settings.api_key, max_body_bytes=settings.max_body_bytes)
-    return _Dated(gate)
+    gate = Gate(
+        app,
+        services.body_budget,
+        api_key=settings.api_key,
+        max_body_bytes=settings.max_body_bytes,
+        open_paths=_OPEN_PATHS,
+    )
+    # Whoever has the key may send it from any page.
+    return _Dated(gate if settings.api_key is not None else _SameOrigin(gate))
+
+
+class ForeignOriginError(UserError):
+    """A request that a page of another site made in its reader's browser."""
+
+    http_status = 403
+
+    def __init__(self, origin: str) -> None:
+        fix = "send it from a program, or give the gateway an API key"
+        super().__init__("origin", "a page of this gateway", origin[:200], fix, code="foreign_origin")
+
+
+class _SameOrigin:
+    """Without a key, what listens on loopback is open to every page a browser of this machine shows, but for this."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope.get("headers", []))
+        origin = headers.get(b"origin")
+        if origin is not None and origin.partition(b"://")[2] != headers.get(b"host"):
+            error = ForeignOriginError(origin.decode("latin-1"))
+            await error_response(error, scope["path"])(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
 
 class _Dated:

@@ -8,13 +8,17 @@ import logging
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import uvloop
 
+from proa.core.errors import ConfigError
 from proa.gateway.app import create_app
 from proa.gateway.config import GatewayConfig
+from proa.gateway.config_file import follow_config
+from proa.gateway.http_settings import HttpSettings
 from proa.gateway.notify import notify, ping_watchdog
-from proa.gateway.services import HttpSettings, Services
+from proa.gateway.services import Services
 from proa.gateway.supervisor import Supervisor
 from proa.server.http_protocol import ConnectionLimits
 from proa.server.http_server import HttpServer, base_url, bind, http_server, is_loopback
@@ -26,10 +30,17 @@ logger = logging.getLogger("proa.gateway")
 _DRAIN_POLL_SECONDS = 0.1
 
 
-def run(config: GatewayConfig, settings: HttpSettings, *, on_listening: Callable[[str], None] | None = None) -> None:
+def run(
+    config: GatewayConfig,
+    settings: HttpSettings,
+    *,
+    config_path: Path | None = None,
+    on_listening: Callable[[str], None] | None = None,
+) -> None:
     """Run until a signal. Must run in the main thread.
 
     Args:
+        config_path: the file `config` was read from; it is used again when it changes, but for the address.
         on_listening: told the base URL once requests are taken.
 
     Raises:
@@ -56,7 +67,7 @@ def run(config: GatewayConfig, settings: HttpSettings, *, on_listening: Callable
             log_level="critical",
             date_header=False,
         )
-        await _Process(services, server).run(listener)
+        await _Process(services, server, config_path).run(listener)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
@@ -77,9 +88,10 @@ def _limits(settings: HttpSettings) -> ConnectionLimits:
 class _Process:
     """The order in which the parts start and end."""
 
-    def __init__(self, services: Services, server: HttpServer) -> None:
+    def __init__(self, services: Services, server: HttpServer, config_path: Path | None) -> None:
         self._services = services
         self._server = server
+        self._config_path = config_path
         self._draining: asyncio.Task[None] | None = None
 
     async def run(self, listener: object) -> None:
@@ -88,6 +100,9 @@ class _Process:
             loop.add_signal_handler(signum, self._on_signal)
         supervisor = self._services.supervisor
         helpers = [asyncio.create_task(ping_watchdog()), asyncio.create_task(self._count_events())]
+        if self._config_path is not None:
+            following = follow_config(self._config_path, supervisor.reconfigure, self._refuse_config)
+            helpers.append(asyncio.create_task(following))
         try:
             await supervisor.start()
             await self._server.serve(sockets=[listener])  # type: ignore[list-item]
@@ -117,6 +132,9 @@ class _Process:
                     await asyncio.sleep(_DRAIN_POLL_SECONDS)
         services.closing.set()
         self._server.should_exit = True
+
+    def _refuse_config(self, error: ConfigError) -> None:
+        self._services.supervisor.events.publish("config", ok=False, error=str(error))
 
     async def _count_events(self) -> None:
         with self._services.supervisor.events.subscribe() as events:

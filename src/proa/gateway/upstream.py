@@ -23,6 +23,8 @@ _CONNECT_SECONDS = 10.0
 _MAX_HEAD_BYTES = 256 * 1024
 # Reading stops above this, until the client has taken what there is.
 _MAX_BUFFERED_BYTES = 256 * 1024
+# For the engine to close first: one that watches for clients that leave may take a prompt close for an abort.
+_LINGER_SECONDS = 1.0
 
 
 class UpstreamError(UnavailableError):
@@ -89,6 +91,7 @@ class Exchange(asyncio.Protocol):
         self._is_paused = False
         self._first_at = 0.0
         self._waiter: asyncio.Future[None] | None = None
+        self._closing: asyncio.TimerHandle | None = None
 
     async def head(self) -> None:
         """Wait for status and headers. Raises UpstreamError."""
@@ -119,8 +122,8 @@ class Exchange(asyncio.Protocol):
         return data
 
     def abort(self) -> None:
-        """Close the connection now; the engine sees its client leave. Harmless after the end."""
-        if self._transport is not None:
+        """Close the connection: the engine sees its client leave. After a whole response it may close by itself."""
+        if self._transport is not None and not self._is_complete:
             self._transport.abort()
 
     async def _wait(self) -> None:
@@ -167,6 +170,8 @@ class Exchange(asyncio.Protocol):
             self._complete()  # such a body ends with its connection
         self._fail("a connection that ended" if exc is None else f"a broken connection ({exc})")
         self._transport = None
+        if self._closing is not None:
+            self._closing.cancel()
 
     # Parser
 
@@ -204,4 +209,5 @@ class Exchange(asyncio.Protocol):
     def _complete(self) -> None:
         self._is_complete = True
         self._wake()
-        self.abort()
+        if self._transport is not None:
+            self._closing = asyncio.get_running_loop().call_later(_LINGER_SECONDS, self._transport.abort)

@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fastapi.responses import JSONResponse
 from pydantic import ValidationError
+from starlette.responses import JSONResponse
 
 from proa.core.errors import ConfigError, ContextLengthError, ProaError, QueueFullError, UnavailableError, UserError
 

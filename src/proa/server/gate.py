@@ -8,6 +8,7 @@ import hmac
 import logging
 import re
 import secrets
+from collections.abc import Collection
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -20,7 +21,7 @@ __all__ = ["Gate"]
 logger = logging.getLogger("proa.server")
 
 # Liveness probes carry no secrets, and the answer tells nothing.
-_OPEN_PATHS = frozenset({"/livez"})
+_OPEN_PATHS = ("/livez",)
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 _LARGE_BODY_BYTES = 1024 * 1024
@@ -34,13 +35,25 @@ def _return_free_memory() -> None:
 
 
 class Gate:
-    """Wraps the application. Every path but /livez needs the key, known or not: nothing is open by being forgotten."""
+    """Wraps the application. Every path but /livez needs the key, known or not: nothing is open by being forgotten.
 
-    def __init__(self, app: ASGIApp, budget: BodyBudget, *, api_key: str | None, max_body_bytes: int) -> None:
+    open_paths: the paths that need none.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        budget: BodyBudget,
+        *,
+        api_key: str | None,
+        max_body_bytes: int,
+        open_paths: Collection[str] = _OPEN_PATHS,
+    ) -> None:
         self._app = app
         self._budget = budget
         self._api_key = api_key.encode() if api_key else None
         self._max_body_bytes = max_body_bytes
+        self._open_paths = frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -80,7 +93,7 @@ class Gate:
                 asyncio.get_running_loop().run_in_executor(None, _return_free_memory)
 
     def _check(self, path: str, headers: dict[bytes, bytes]) -> None:
-        if self._api_key is not None and path not in _OPEN_PATHS and not self._is_authorized(headers):
+        if self._api_key is not None and path not in self._open_paths and not self._is_authorized(headers):
             raise AuthenticationError
         length = headers.get(b"content-length", b"")
         if length.isdigit() and (len(length) > 18 or int(length) > self._max_body_bytes):
