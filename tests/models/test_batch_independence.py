@@ -125,6 +125,16 @@ def test_forwards_between_the_layers_of_another_change_no_bit(variant, make_case
         assert torch.equal(all_logits(answer), in_one_forward(model, ids)[: answer.length])
 
 
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v.name == "deepseek_groups_yarn"], ids=str)
+def test_attending_some_tokens_at_a_time_changes_no_bit(variant, make_case, runtime, monkeypatch):
+    case = make_case(variant)
+    expected = in_one_forward(case.model, prompt(1))
+    monkeypatch.setattr("proa.layers.mla.ATTEND_TOKENS", 7)
+    model = load_model(Checkpoint.open(case.path), runtime, max_tokens=MAX_TOKENS, max_positions=256)
+    assert torch.equal(in_one_forward(model, prompt(1)), expected)
+    assert model.workspace_bytes < case.model.workspace_bytes
+
+
 def test_logits_of_chosen_rows_only(make_case):
     model = make_case(VARIANTS[0]).model
     ids = prompt(1)

@@ -128,6 +128,8 @@ def test_long_chunks_of_a_latent_cache_are_expanded(variant, make_case, runtime,
 
     The cache, its keys and its values are rounded three times in each of three layers.
     """
+    monkeypatch.setattr("proa.layers.mlp.MLP_TOKENS", 100)  # in parts
+    monkeypatch.setattr("proa.layers.mla.ATTEND_TOKENS", 16)
     chunks = []
     expanded = ExpandedChunk.expanded
     monkeypatch.setattr(ExpandedChunk, "expanded", lambda *a: chunks.append(a[0]) or expanded(*a))

@@ -40,6 +40,15 @@ class AttentionStep(Protocol):
         query float32 `[T, heads, key_dim]`; key `[T, kv_heads * key_dim]`; value `[T, kv_heads * value_dim]`, None for
         a latent cache (its values are columns of the key); out `[T, heads, value_dim]`. Rows may be strided.
         """
+        ...
+
+    def store(self, layer: int, key: torch.Tensor, value: torch.Tensor | None) -> None:
+        """The first half of `attend`."""
+        ...
+
+    def attend_rows(self, layer: int, rows: slice, *, query: torch.Tensor, scale: float, out: torch.Tensor) -> None:
+        """The second half, of some of the rows; `query` and `out` are those rows."""
+        ...
 
 
 class AttentionBackend(Protocol):

@@ -60,10 +60,17 @@ class CpuAttentionStep:
         scale: float,
         out: torch.Tensor,
     ) -> None:
+        self.store(layer, key, value)
+        self.attend_rows(layer, slice(0, query.shape[0]), query=query, scale=scale, out=out)
+
+    def store(self, layer: int, key: torch.Tensor, value: torch.Tensor | None) -> None:
         cache, batch = self._layers[layer], self._batch
         ops.kv_store(self._pool, key, cache.key_rows, batch.slots)
         if value is not None:
             ops.kv_store(self._pool, value, cache.value_rows, batch.slots)
+
+    def attend_rows(self, layer: int, rows: slice, *, query: torch.Tensor, scale: float, out: torch.Tensor) -> None:
+        cache, batch = self._layers[layer], self._batch
         ops.paged_attention(
             self._pool,
             query,
@@ -71,8 +78,8 @@ class CpuAttentionStep:
             cache.value,
             batch.block_tables,
             batch.block_size,
-            batch.sequence_ids,
-            batch.positions,
+            batch.sequence_ids[rows],
+            batch.positions[rows],
             scale,
             out,
         )

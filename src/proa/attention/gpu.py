@@ -83,14 +83,14 @@ class GpuAttentionStep:
         self.attend_rows(layer, slice(0, query.shape[0]), query=query, scale=scale, out=out)
 
     def store(self, layer: int, key: torch.Tensor, value: torch.Tensor | None) -> None:
-        """The first half of `attend`."""
+        """See AttentionStep."""
         slots = self._batch.slots
         self._kernels.kv_store(key, self._kv.key(layer).flatten(1), slots)
         if value is not None:
             self._kernels.kv_store(value, self._kv.value(layer).flatten(1), slots)
 
     def attend_rows(self, layer: int, rows: slice, *, query: torch.Tensor, scale: float, out: torch.Tensor) -> None:
-        """The second half, of some of the rows; `query` and `out` are those rows."""
+        """See AttentionStep."""
         batch = self._batch
         self._kernels.paged_attention(
             query,

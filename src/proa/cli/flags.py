@@ -315,6 +315,7 @@ FLAGS: tuple[Flag, ...] = (
         "chunked_prefill_size",
         int,
         "Most prompt tokens in one pass through the layers.",
+        unset="512, on a GPU what fits",
         sglang=("--chunked-prefill-size",),
     ),
     Flag(

@@ -29,7 +29,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     parent_pid: the API process; the engine exits when it is gone (0: whoever started the engine).
     max_running_requests: sequences in one forward pass.      max_total_tokens: KV cache size in tokens.
     context_length: longest prompt + answer in tokens; refused when the KV cache cannot hold it.
-    chunked_prefill_size: most prompt tokens of a pass, prefill_max_requests: most prompts in one (None: all that run).
+    chunked_prefill_size: most prompt tokens of a pass (None: 512 on the CPU, on a GPU what memory allows),
+    prefill_max_requests: most prompts in one (None: all that run).
     max_decode_gap_ms: between the tokens of running answers while prompts are computed, a layer more at most.
     memory_fraction: share of the available memory, after weights and a reserve, the KV cache may take when auto.
     expert_path: GGUF, or a converted directory, that the routed experts are read from; None: `model_path`.
@@ -59,7 +60,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_running_requests: Annotated[int, Meta(ge=1, le=1024)] = 16
     max_total_tokens: _Positive | None = None
     context_length: _Positive | None = None
-    chunked_prefill_size: Annotated[int, Meta(ge=1, le=65536)] = 512
+    chunked_prefill_size: Annotated[int, Meta(ge=1, le=65536)] | None = None
     prefill_max_requests: _Positive | None = None
     max_decode_gap_ms: Annotated[float, Meta(gt=0.0)] | None = None
     block_size: Annotated[int, Meta(ge=1, le=1024)] = 16

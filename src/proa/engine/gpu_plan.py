@@ -14,7 +14,15 @@ from proa.kvcache.pool import KVDtype, kv_bytes_per_token
 from proa.models import ExpertPlan, GpuBytes, ModelInfo
 from proa.moe.deferral import DeferralPlan
 
-__all__ = ["check_expert_memory", "fit_experts", "loading_bytes", "plan_gpu", "scratch_bytes", "with_ram"]
+__all__ = [
+    "buffer_share",
+    "check_expert_memory",
+    "fit_experts",
+    "loading_bytes",
+    "plan_gpu",
+    "scratch_bytes",
+    "with_ram",
+]
 
 _GIB = 2**30
 # Of what weights and scratch leave: the rest is for fragments, which torch's allocator has when sizes change.
@@ -93,6 +101,15 @@ def _available(config: EngineConfig, gpu: Gpu, scratch: int) -> int:
     if config.mem_fraction_static is None:
         return gpu.free_bytes
     return min(gpu.free_bytes, int(gpu.total_bytes * config.mem_fraction_static) + scratch + RESERVE_BYTES)
+
+
+def buffer_share(
+    config: EngineConfig, gpu: Gpu, model: ModelInfo, needed: GpuBytes, placed: ExpertPlan, trunk: GpuBytes
+) -> float:
+    """What part scratch and ring are of the memory that the weights of `trunk` leave."""
+    scratch = scratch_bytes(config, model, needed)
+    left = _available(config, gpu, scratch) - trunk.weights - RESERVE_BYTES
+    return (scratch + placed.ring_bytes) / max(1, left)
 
 
 def plan_gpu(

@@ -15,16 +15,16 @@ from proa.attention.backend import gpu_backend
 from proa.chat.grammar.vocabulary import load_vocabulary
 from proa.core.errors import UnsupportedError
 from proa.device.select import Gpu, choose_gpu, create_device
-from proa.engine.build import LoadedModel, Report, max_forward_tokens
+from proa.engine.build import CPU_PASS_TOKENS, LoadedModel, Report, max_forward_tokens
 from proa.engine.config import EngineConfig
-from proa.engine.expert_placement import with_experts
-from proa.engine.gpu_plan import fit_experts, plan_gpu, with_ram
 from proa.engine.kv_plan import plan_kv
 from proa.engine.memory import available_bytes
+from proa.engine.pass_plan import solve_pass
 from proa.kvcache.pool import KVPool
 from proa.models import (
     DecodeGraphs,
     ExpertPlan,
+    GpuBytes,
     Model,
     ModelInfo,
     check_expert_method,
@@ -115,15 +115,12 @@ def _load_on_gpu(
     experts: ExpertSource | None,
     report: Report,
 ) -> LoadedModel:
-    max_tokens = max_forward_tokens(config)
-    trunk = gpu_bytes(checkpoint, experts, max_tokens=max_tokens)
-    expert_bytes, info = packed_bytes(checkpoint, experts) - trunk.weights, model_info.experts
+    trunk_for = partial(_gpu_bytes, checkpoint, experts)
     config, notes = _without_gpu_experts(config, checkpoint, experts)
-    placed = fit_experts(config, gpu, model_info, trunk, expert_bytes=expert_bytes, max_tokens=max_tokens)
-    placed = with_ram(placed, expert_bytes, available_bytes())
-    needed = with_experts(trunk, placed, info, all_bytes=expert_bytes, max_tokens=max_tokens)
-    plan, gpu_notes = plan_gpu(config, gpu, model_info, needed, placed, expert_bytes=expert_bytes)
-    notes |= gpu_notes
+    expert_bytes = packed_bytes(checkpoint, experts) - trunk_for(1).weights
+    solved = solve_pass(config, gpu, model_info, trunk_for, expert_bytes=expert_bytes, ram_bytes=available_bytes())
+    config, placed, plan = solved.config, solved.placed, solved.kv
+    notes |= solved.notes
     # One core for the thread that launches: threads of the experts stay awake during a step.
     runtime = CpuRuntime(config.num_threads, spare=1)
     model = _load(config, gpu, runtime, checkpoint, experts, plan.max_model_len, report, placed)
@@ -140,7 +137,12 @@ def _load_on_gpu(
         gpu.torch_device,
         capture,
         usage=model.expert_usage,
+        pass_tokens=config.chunked_prefill_size or CPU_PASS_TOKENS,
     )
+
+
+def _gpu_bytes(checkpoint: Checkpoint, experts: ExpertSource | None, max_tokens: int) -> GpuBytes:
+    return gpu_bytes(checkpoint, experts, max_tokens=max_tokens)
 
 
 def _without_gpu(config: EngineConfig) -> dict[str, str]:

@@ -9,6 +9,7 @@ operations, so the same bits.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +27,9 @@ from proa.weights.linear import RawLinear
 from proa.weights.quantization import FP8_BLOCK
 
 __all__ = ["LatentAttention", "MlaRows", "MlaSpec"]
+
+# So many tokens of a pass attend at a time in the absorbed form: a token's rows of it are 4 times those of its heads.
+ATTEND_TOKENS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ class MlaSpec:
 
 
 class MlaRows:
-    """Scratch of T tokens, shared by all layers of one spec."""
+    """Scratch of T tokens, shared by all layers of one spec; `query` and `attended` of up to ATTEND_TOKENS of them."""
 
     __slots__ = (
         "attended",
@@ -93,9 +97,10 @@ class MlaRows:
             self.q_projected = workspace.rows("mla.query", tokens, heads * head_dim)
         self.q_heads = self.q_projected.view(tokens, heads, head_dim)
         self.q_nope, self.q_rope = self.q_heads[:, :, : spec.nope_dim], self.q_heads[:, :, spec.nope_dim :]
-        self.query = workspace.rows("mla.absorbed", tokens, heads, spec.latent_dim)
+        few, capacity = (min(count, ATTEND_TOKENS) for count in (tokens, workspace.max_tokens))
+        self.query = workspace.rows("mla.absorbed", few, heads, spec.latent_dim, capacity=capacity)
         self.query_absorbed, self.query_rope = self.query[:, :, :rank], self.query[:, :, rank:]
-        self.attended = workspace.rows("mla.attended", tokens, heads, rank)
+        self.attended = workspace.rows("mla.attended", few, heads, rank, capacity=capacity)
         self.heads = workspace.rows("mla.heads", tokens, heads, spec.value_dim)
         self.heads_rows = self.heads.flatten(1)
 
@@ -196,20 +201,15 @@ class LatentAttention:
         self._kv_norm.forward(rows.latent_norm, rows.latent_norm)
         self._rotary.forward(rows.latent_rope, positions, offset=self._rank)
         self._rotary.forward(rows.q_heads, positions, offset=self._nope_dim)
-        if isinstance(step, GpuAttentionStep) and step.long_spans:
-            self._attend_mixed(rows, step)
-        else:
-            self._w_uk.forward(rows.q_nope, rows.query_absorbed)
-            rows.query_rope.copy_(rows.q_rope)
-            step.attend(
-                self._layer, query=rows.query, key=rows.latent, value=None, scale=self._scale, out=rows.attended
-            )
-            self._w_uv.forward(rows.attended, rows.heads)
+        step.store(self._layer, rows.latent, None)
+        for short in self._attend_long(rows, step):
+            self._attend_absorbed(rows, short, step)
         self._output.forward(rows.heads_rows, out)
 
-    def _attend_mixed(self, rows: MlaRows, step: GpuAttentionStep) -> None:
-        """Long chunks with expanded keys and values, the rows between them absorbed."""
-        step.store(self._layer, rows.latent, None)
+    def _attend_long(self, rows: MlaRows, step: AttentionStep) -> Sequence[slice]:
+        """Long chunks on a GPU with expanded keys and values; the rows that are left."""
+        if not isinstance(step, GpuAttentionStep) or not step.long_spans:
+            return [slice(0, len(rows.heads))]
         for index, span in enumerate(step.long_spans):
             chunk = slice(span.first, span.first + span.count)
             step.attend_long(
@@ -221,11 +221,17 @@ class LatentAttention:
                 scale=self._scale,
                 out=rows.heads[chunk],
             )
-        for short in step.short_ranges:
-            self._w_uk.forward(rows.q_nope[short], rows.query_absorbed[short])
-            rows.query_rope[short].copy_(rows.q_rope[short])
-            step.attend_rows(self._layer, short, query=rows.query[short], scale=self._scale, out=rows.attended[short])
-            self._w_uv.forward(rows.attended[short], rows.heads[short])
+        return step.short_ranges
+
+    def _attend_absorbed(self, rows: MlaRows, part: slice, step: AttentionStep) -> None:
+        for first in range(part.start, part.stop, ATTEND_TOKENS):
+            some = slice(first, min(first + ATTEND_TOKENS, part.stop))
+            count = some.stop - first
+            self._w_uk.forward(rows.q_nope[some], rows.query_absorbed[:count])
+            rows.query_rope[:count].copy_(rows.q_rope[some])
+            attended = rows.attended[:count]
+            step.attend_rows(self._layer, some, query=rows.query[:count], scale=self._scale, out=attended)
+            self._w_uv.forward(attended, rows.heads[some])
 
 
 def _load_input(reader: ParameterReader, prefix: str, q_name: str, spec: MlaSpec) -> Linear:

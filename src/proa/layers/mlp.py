@@ -17,6 +17,9 @@ from proa.native.ops import ExpertLayer
 
 __all__ = ["SILU", "Activation", "GatedMLP", "MlpNames", "load_experts", "load_mlp", "mlp_rows"]
 
+# So many tokens of a pass go through at a time: gate, up and what they are joined to are wide.
+MLP_TOKENS = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class Activation:
@@ -143,9 +146,13 @@ def load_mlp(
 
 
 def mlp_rows(workspace: Workspace, intermediate: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scratch of MLPs that are two linears: gate and up `[tokens, 2 * intermediate]`, and what they are joined to."""
-    gate_up = workspace.rows(f"mlp.{intermediate}.gate_up", tokens, 2 * intermediate)
-    return gate_up, workspace.rows(f"mlp.{intermediate}.hidden", tokens, intermediate)
+    """Scratch of MLPs that are two linears: gate and up `[T, 2 * intermediate]`, and what they are joined to.
+
+    T: `tokens`, MLP_TOKENS at most.
+    """
+    few, capacity = (min(count, MLP_TOKENS) for count in (tokens, workspace.max_tokens))
+    gate_up = workspace.rows(f"mlp.{intermediate}.gate_up", few, 2 * intermediate, capacity=capacity)
+    return gate_up, workspace.rows(f"mlp.{intermediate}.hidden", few, intermediate, capacity=capacity)
 
 
 class _ExpertMlp:
@@ -182,8 +189,10 @@ class _LinearMlp:
         mlp_rows(workspace, down.in_features, workspace.max_tokens)  # takes the memory now
 
     def forward(self, x: torch.Tensor, out: torch.Tensor, *, accumulate: bool = False) -> None:
-        gate_up, hidden = mlp_rows(self._workspace, self._down.in_features, x.shape[0])
-        self._gate_up.forward(x, gate_up)
         how = self._activation
-        self._gated_product(gate_up, hidden, gating=how.gating, limit=how.limit, alpha=how.alpha)
-        self._down.forward(hidden, out, accumulate=accumulate)
+        for first in range(0, x.shape[0], MLP_TOKENS):
+            part = slice(first, first + MLP_TOKENS)
+            gate_up, hidden = mlp_rows(self._workspace, self._down.in_features, len(x[part]))
+            self._gate_up.forward(x[part], gate_up)
+            self._gated_product(gate_up, hidden, gating=how.gating, limit=how.limit, alpha=how.alpha)
+            self._down.forward(hidden, out[part], accumulate=accumulate)

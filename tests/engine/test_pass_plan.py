@@ -1,0 +1,81 @@
+"""The tokens of a pass on a GPU: as many as its memory allows, and all that belongs to them fits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from proa.core.errors import ConfigError
+from proa.device.select import Gpu
+from proa.engine.config import EngineConfig
+from proa.engine.expert_placement import with_experts
+from proa.engine.pass_plan import PassPlan, solve_pass
+from proa.kvcache.layout import KVLayout
+from proa.models import ExpertInfo, GpuBytes, ModelInfo
+
+GIB = 2**30
+# Kimi K2: 61 layers of latents, 60 with 384 experts of 23.6 MiB, a trunk of 11 GiB; 100 KiB of scratch a token.
+MODEL = ModelInfo(
+    family="test",
+    layout=KVLayout(num_layers=61, num_kv_heads=1, key_dim=576, value_dim=512, latent=True),
+    vocab_size=163840,
+    max_position_embeddings=262144,
+    eos_token_ids=(2,),
+    has_float32_trunk=False,
+    experts=ExpertInfo(layers=60, experts=384, top_k=8, hidden=7168, intermediate=2048),
+)
+EXPERT_BYTES = 60 * 384 * 24_772_608
+
+
+def trunk(max_tokens: int) -> GpuBytes:
+    return GpuBytes(11 * GIB, GIB + max_tokens * 102_400)
+
+
+def solve(vram_gib: float, *, expert_bytes: int = EXPERT_BYTES, **config: Any) -> PassPlan:
+    settings = EngineConfig(model_path="", to_engine="", from_engine="", **{"max_running_requests": 4, **config})
+    gpu = Gpu(0, "GPU", int((vram_gib - 0.5) * GIB), int(vram_gib * GIB))
+    return solve_pass(settings, gpu, MODEL, trunk, expert_bytes=expert_bytes, ram_bytes=800 * GIB)
+
+
+@pytest.mark.parametrize(("vram_gib", "tokens"), [(24, 4096), (32, 16384), (48, 32768), (141, 32768)])
+def test_a_pass_is_as_large_as_memory_allows(vram_gib: float, tokens: int) -> None:
+    plan = solve(vram_gib, context_length=32768)
+    assert plan.config.chunked_prefill_size == tokens
+    assert plan.placed.stream_from == 65 and not plan.placed.stream_all
+    assert plan.kv.max_model_len == 32768
+    needed = with_experts(trunk(tokens + 4), plan.placed, MODEL.experts, all_bytes=EXPERT_BYTES, max_tokens=tokens + 4)
+    cache = plan.kv.num_tokens * MODEL.layout.elements_per_token() * 2
+    assert needed.weights + needed.scratch + cache + GIB <= (vram_gib - 0.5) * GIB
+    assert plan.notes["prompts"].startswith(f"up to {tokens} tokens in a pass; experts stream where that is faster")
+
+
+def test_no_larger_than_the_context_can_fill() -> None:
+    assert solve(141, context_length=5000).config.chunked_prefill_size == 8192
+    assert solve(141, context_length=1000).config.chunked_prefill_size == 2048
+
+
+def test_a_long_context_comes_before_a_large_pass() -> None:
+    # 160k tokens of 70 KB take 11 GiB of the 20 beside the trunk.
+    plan = solve(32, context_length=163840)
+    assert plan.kv.max_model_len == 163840
+    assert 2048 <= plan.config.chunked_prefill_size < solve(32, context_length=32768).config.chunked_prefill_size * 2
+
+
+def test_what_is_asked_for_is_kept_or_refused() -> None:
+    plan = solve(141, chunked_prefill_size=16384, gpu_prefill_threshold=400, gpu_experts=8)
+    assert (plan.config.chunked_prefill_size, plan.placed.stream_from, plan.placed.stream_all) == (16384, 400, True)
+    assert plan.notes["prompts"] == "up to 16384 tokens in a pass; all experts stream, from 400 tokens on"
+    with pytest.raises(ConfigError, match="GPU memory"):
+        solve(24, chunked_prefill_size=32768, gpu_prefill_threshold=400)
+
+
+def test_without_room_or_need_for_a_ring_experts_stay() -> None:
+    small = solve(15.5, context_length=2048, max_running_requests=1)
+    assert small.placed.stream_from is None and small.config.chunked_prefill_size <= 1024
+    everything = solve(141, expert_bytes=60 * GIB, context_length=32768)
+    assert everything.placed.on_gpu.all() and everything.config.chunked_prefill_size == 4096
+    off = solve(141, gpu_prefill_threshold=0)
+    assert off.placed.stream_from is None and off.config.chunked_prefill_size == 4096
+    with pytest.raises(ConfigError, match="GPU memory"):
+        solve(12)
