@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,41 +46,49 @@ def call(port: int, path: str, body: Any, *, method: str = "POST", **headers: st
 
 
 def read_answer(connection: socket.socket) -> Answer:
-    """The one answer on a connection that is closed after it, or whose length is known."""
+    """The one answer on a connection, which ends with it."""
+    return _read(lambda: connection.recv(65536))
+
+
+def parse_answer(data: bytes) -> Answer:
+    """The first answer in `data`."""
+    return _read(iter([data, b""]).__next__)
+
+
+def _read(receive: Callable[[], bytes]) -> Answer:
     data = b""
+
+    def more() -> bytes:
+        if not (piece := receive()):
+            raise EOFError("the answer broke off")
+        return piece
+
     while b"\r\n\r\n" not in data:
-        data += _some(connection)
+        data += more()
     head, _, rest = data.partition(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")
     headers = [(name.lower(), value.strip()) for name, value in (line.split(":", 1) for line in lines)]
     by_name = dict(headers)
     if by_name.get("transfer-encoding") == "chunked":
-        body = _dechunk(connection, rest)
+        body = _dechunk(more, rest)
     else:
         length = int(by_name.get("content-length", "0"))
         while len(rest) < length:
-            rest += _some(connection)
+            rest += more()
         body = rest[:length]
     return Answer(int(first.split()[1]), headers, body)
 
 
-def _dechunk(connection: socket.socket, data: bytes) -> bytes:
+def _dechunk(more: Callable[[], bytes], data: bytes) -> bytes:
     body = b""
     while True:
         while b"\r\n" not in data:
-            data += _some(connection)
+            data += more()
         size, _, data = data.partition(b"\r\n")
         length = int(size.split(b";")[0], 16)
         while len(data) < length + 2:
-            data += _some(connection)
+            data += more()
         if length == 0:
             return body
         body += data[:length]
         data = data[length + 2 :]
-
-
-def _some(connection: socket.socket) -> bytes:
-    data = connection.recv(65536)
-    if not data:
-        raise EOFError("the answer broke off")
-    return data
