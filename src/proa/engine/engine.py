@@ -100,6 +100,11 @@ class Engine:
         return bool(self._requests or self._outbox)
 
     @property
+    def pace(self) -> PrefillPace:
+        """How prompts and answers take turns."""
+        return self._pace
+
+    @property
     def is_compiling(self) -> bool:
         """Whether sequences wait for their grammar; `admit` takes those in whose is there."""
         return bool(self._compiling)

@@ -38,6 +38,11 @@ class PrefillPace:
         low, high = _AUTO_GAP_S
         return min(high, max(low, _DECODE_STEPS * self._decode_s))
 
+    @property
+    def layer_s(self) -> float:
+        """What a layer of a pass has been taking."""
+        return self._layer_s
+
     def is_due(self, now: float) -> bool:
         """Whether running answers come before the next layer."""
         return self._layers > 0 and now - self._last + self._layer_s + self._decode_s > self.gap_s
