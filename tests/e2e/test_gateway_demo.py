@@ -1,4 +1,4 @@
-"""A gateway with a real `proa serve demo`: started by the first request, passed through, aborted, never orphaned."""
+"""A gateway with a real `proa serve demo`: one start for all first requests, and nothing left when it is killed."""
 
 from __future__ import annotations
 
@@ -23,10 +23,7 @@ QUESTION = {
     "temperature": 0,
     "max_tokens": 24,
     "stream": True,
-    "stream_options": {"include_usage": True},
 }
-# What differs between two answers of the same engine.
-OWN = re.compile(rb'"id":\s?"[^"]+"|"created":\s?\d+')
 
 
 @pytest.fixture(scope="module")
@@ -66,18 +63,10 @@ def wait(condition, seconds: float):
     return value
 
 
-def ask(url: str, **headers: str) -> bytes:
-    answer = httpx.post(f"{url}/v1/chat/completions", json=QUESTION, headers=headers, timeout=180, trust_env=False)
+def ask(url: str) -> bytes:
+    answer = httpx.post(f"{url}/v1/chat/completions", json=QUESTION, timeout=180, trust_env=False)
     assert answer.status_code == 200, answer.text
     return answer.content
-
-
-def engine(url: str) -> tuple[str, dict[str, str], int]:
-    """Address, headers and process of the running engine. Its key is in its environment and nowhere else."""
-    (status,) = httpx.get(f"{url}/models", trust_env=False).json()["models"]
-    entries = Path(f"/proc/{status['pid']}/environ").read_text().split("\0")
-    (key,) = (entry.removeprefix("PROA_API_KEY=") for entry in entries if entry.startswith("PROA_API_KEY="))
-    return status["base_url"], {"authorization": f"Bearer {key}"}, status["pid"]
 
 
 def test_first_requests_share_one_start_and_are_told_of_it(gateway):
@@ -88,37 +77,6 @@ def test_first_requests_share_one_start_and_are_told_of_it(gateway):
     assert len(keeper.children()) == 1
     assert any(re.search(rb"^: demo: loading \d+ % after \d+ s, ETA \d+ s", body, re.MULTILINE) for body in bodies)
     assert all(b"Paris" in body and body.endswith(b"data: [DONE]\n\n") for body in bodies)
-
-
-def test_bytes_are_those_of_the_engine(gateway):
-    _, url = gateway
-    address, headers, _ = engine(url)
-    direct = httpx.post(
-        f"{address}/v1/chat/completions",
-        json={**QUESTION, "model": "demo", "seed": 1}, headers=headers, timeout=60, trust_env=False,
-    )  # fmt: skip
-    assert direct.status_code == 200
-    assert OWN.sub(b"", ask(url)) == OWN.sub(b"", direct.content)
-    assert httpx.get(f"{address}/v1/models", trust_env=False).status_code == 401
-
-
-def test_a_client_that_leaves_frees_its_slot_within_a_second(gateway):
-    _, url = gateway
-    address, headers, _ = engine(url)
-
-    def num_running() -> float:
-        text = httpx.get(f"{address}/metrics", headers=headers, trust_env=False).text
-        (line,) = (line for line in text.splitlines() if line.startswith("sglang:num_running_reqs"))
-        return float(line.rsplit(" ", 1)[1])
-
-    long = {**QUESTION, "max_tokens": 1500, "ignore_eos": True}
-    with httpx.stream("POST", f"{url}/v1/chat/completions", json=long, timeout=60, trust_env=False) as stream:
-        chunks = stream.iter_bytes()  # closes the stream when nobody holds it
-        next(chunks)
-        wait(lambda: num_running() == 1, 10)
-    wait(lambda: num_running() == 0, 1.0)
-    (status,) = httpx.get(f"{url}/models", trust_env=False).json()["models"]
-    assert (status["running"], status["state"]) == (0, "ready")
 
 
 def test_a_killed_gateway_leaves_no_engine(gateway):
