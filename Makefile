@@ -65,6 +65,7 @@ fmt: $(VENV)/.dev
 
 flags: $(VENV)/.built
 	$(PY) scripts/gen_flags.py
+	$(PY) scripts/gen_gateway_keys.py
 
 bench: $(VENV)/.dev $(VENV)/.built
 	$(PY) benchmarks/serving/speed.py
