@@ -150,6 +150,18 @@ def test_it_tells_systemd_that_it_is_ready_alive_and_stopping(tmp_path):
         assert b"STOPPING=1" in received
 
 
+def test_what_outlives_the_drain_is_told_so(tmp_path):
+    model = {"m": ["--chunks", "2000", "--chunk-delay", "0.05"]}
+    gateway = GatewayProcess(tmp_path, model, http={"drain_timeout": 0.3}).wait_ready()
+    with connect(gateway.port, CHAT, {"model": "m", "stream": True}) as running:
+        assert running.recv(1, socket.MSG_PEEK)
+        gateway.process.send_signal(signal.SIGTERM)
+        answer = read_answer(running)
+    *_, last, end = answer.body.split(b"\n\n")
+    assert end == b"" and json.loads(last.removeprefix(b"data: "))["error"]["type"] == "service_unavailable"
+    assert gateway.process.wait(10) == 0, gateway.log()
+
+
 def test_sigterm_lets_requests_finish_refuses_new_ones_and_leaves_no_engine(tmp_path):
     gateway = GatewayProcess(tmp_path, {"m": ["--chunks", "20", "--chunk-delay", "0.05"]}).wait_ready()
     whole = call(gateway.port, CHAT, {"model": "m", "stream": True}).body

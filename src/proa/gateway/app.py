@@ -41,7 +41,7 @@ def create_app(services: Services) -> ASGIApp:
             # Whatever names a model in its body belongs to an engine; which paths there are is for it to say.
             Route("/{path:path}", by_body, methods=["POST"]),
         ],
-        exception_handlers={ProaError: _on_error, HTTPException: _on_http_error},
+        exception_handlers={ProaError: _on_error, HTTPException: _on_http_error, Exception: _on_error},
     )
     app.state.services = services
     gate = Gate(

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,7 @@ __all__ = ["run"]
 logger = logging.getLogger("proa.gateway")
 
 _DRAIN_POLL_SECONDS = 0.1
+_MAX_DESCRIPTORS = 65536
 
 
 def run(
@@ -46,6 +48,7 @@ def run(
     Raises:
         ConfigError: the address cannot be bound.
     """
+    _raise_descriptor_limit()
     listener = bind(config.host, config.port)
     url = base_url(listener)
     if settings.api_key is None and not is_loopback(listener):
@@ -71,6 +74,13 @@ def run(
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
+
+
+def _raise_descriptor_limit() -> None:
+    """A request takes two: one to its client, one to its engine. Shells often allow 1024 until asked for more."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_DESCRIPTORS if most == resource.RLIM_INFINITY else min(most, _MAX_DESCRIPTORS)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(now, wanted), most))
 
 
 def _limits(settings: HttpSettings) -> ConnectionLimits:
@@ -130,6 +140,8 @@ class _Process:
             async with asyncio.timeout(timeout):
                 while services.num_requests:  # noqa: ASYNC110 - the supervisor has no event for it
                     await asyncio.sleep(_DRAIN_POLL_SECONDS)
+        # What is left gets an error from here, where closing its connection would say nothing.
+        await services.supervisor.close()
         services.closing.set()
         self._server.should_exit = True
 
