@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import shlex
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from proa.gateway.backends import BACKENDS, Backend
+from proa.gateway.backends import BACKENDS, Backend, Invocation
 from proa.gateway.config import ModelConfig
 from proa.gateway.invocation import invoke, weight_bytes
 from proa.gateway.leases import Engine
@@ -20,7 +21,7 @@ from proa.gateway.log_ring import LogRing
 from proa.gateway.ports import free_port, is_free, is_listener
 from proa.gateway.preparation import PreparationError, prepare
 from proa.gateway.process import KeptProcess
-from proa.gateway.status import LoadProgress
+from proa.gateway.status import LoadProgress, Phase
 from proa.gateway.upstream import UpstreamError, UpstreamRequest, open_exchange
 
 __all__ = ["EngineRun", "RunReports"]
@@ -44,7 +45,12 @@ class RunReports:
 
 
 class EngineRun:
-    """Call `run` once; `halt` ends it early. `engine` is there while the process runs."""
+    """Call `run` once; `halt` ends it early. `engine` is there while the process runs.
+
+    Args:
+        installing: held by the run that may install an engine; all of a supervisor's share it.
+        usual_seconds: what the last successful start took.
+    """
 
     def __init__(
         self,
@@ -52,9 +58,12 @@ class EngineRun:
         log: LogRing,
         reports: RunReports,
         clock: Callable[[], float],
+        *,
+        installing: asyncio.Lock,
         usual_seconds: float | None = None,
     ) -> None:
         self._model = model
+        self._installing = installing
         self._backend: Backend = BACKENDS[model.backend]
         self._log = log
         self._reports = reports
@@ -78,13 +87,13 @@ class EngineRun:
     async def run(self) -> str:
         """Start the engine and stay until nothing is left of it; returns why it ended."""
         reason = "the gateway failed; see its log"
+        self._write("preparing")
         try:
             self._watch.bytes_total = await asyncio.to_thread(weight_bytes, self._model)
-            await prepare(self._backend, self._model, self._tool, self._installing)
+            await self._prepare()
             reason = await self._attempts()
         except PreparationError as error:
             reason = str(error)
-            self._write(reason)
         except OSError as error:
             reason = f"it could not be started: {error}"
         except Exception:
@@ -93,7 +102,22 @@ class EngineRun:
             await self._kill()
             if self.engine is not None:
                 self.engine.end_reason = reason
+            self._write(f"ended: {reason}")
         return reason
+
+    async def _prepare(self) -> None:
+        if not self._model.auto_build:
+            await prepare(self._backend, self._model, self._tool, lambda: None)
+            return
+        waiting = asyncio.create_task(self._installing.acquire())
+        await self._first_of(waiting)
+        if not waiting.done():
+            waiting.cancel()
+            raise PreparationError(self._model.name, "an installation", "the end of this start")
+        try:
+            await prepare(self._backend, self._model, self._tool, lambda: self._enter("installing"))
+        finally:
+            self._installing.release()
 
     async def _attempts(self) -> str:
         """Runs on one port after another while somebody else takes the port first."""
@@ -113,7 +137,8 @@ class EngineRun:
     async def _attempt(self, port: int) -> tuple[bool, str]:
         """One process; whether it lost its port, and why it ended."""
         made = invoke(self._backend, self._model, port)
-        self._watch.enter("loading", self._clock())
+        self._enter("loading")
+        self._write(f"starting: {_shown(made)}")
         self._last_line = ""
         process = self._process = await KeptProcess.start(made.command, made.env, self._on_line)
         self.engine = Engine(f"http://{_in_url(self._model.host)}:{port}", dict(made.headers), process.pid)
@@ -143,7 +168,9 @@ class EngineRun:
                 task.cancel()
             await asyncio.gather(asking, watching, return_exceptions=True)
         assert self.engine is not None
-        self._watch.enter("ready", self._clock())
+        asking.result()
+        self._enter("ready")
+        self._write(f"ready after {self.progress.elapsed:.1f} s")
         self._reports.ready(self.engine)
         return True
 
@@ -222,8 +249,9 @@ class EngineRun:
             self._process.kill()
             await self._process.wait()
 
-    def _installing(self) -> None:
-        self._watch.enter("installing", self._clock())
+    def _enter(self, phase: Phase) -> None:
+        self._watch.enter(phase, self._clock())
+        self._reports.progress(self.progress)
 
     def _on_line(self, line: str, keep: bool) -> None:
         self._last_line = line
@@ -253,6 +281,15 @@ def _describe(code: int) -> str:
     if code == -signal.SIGKILL:
         return "it was killed by SIGKILL, perhaps for want of memory"
     return f"it was killed by {signal.Signals(-code).name}" if code < 0 else f"it ended with exit status {code}"
+
+
+def _shown(made: Invocation) -> str:
+    """The command without its secret."""
+    secrets = {value.removeprefix("Bearer ") for value in made.headers.values()}
+    text = shlex.join(made.command)
+    for secret in secrets:
+        text = text.replace(secret, "KEY")
+    return text
 
 
 def _in_url(host: str) -> str:

@@ -66,7 +66,11 @@ class KeptProcess:
         process = cls(kept, ours, _Output(reader, on_line))
         process.ended = asyncio.create_task(process._end())
         ours.setblocking(False)
-        await process._read_pid()
+        try:
+            await process._read_pid()
+        except BaseException:
+            process.kill()
+            raise
         return process
 
     async def wait(self) -> int:
@@ -95,7 +99,7 @@ class KeptProcess:
         async with asyncio.timeout(_KEEPER_SECONDS):
             while not line.endswith(b"\n"):
                 if not (data := await loop.sock_recv(self._control, 32)):
-                    return  # the keeper ended; `wait` tells how
+                    return  # the keeper has ended; `wait` tells how
                 line += data
         self.pid = int(line)
 

@@ -45,6 +45,7 @@ class Supervisor:
         self._published: dict[str, Lifecycle] = {}
         self._progress_at: dict[str, float] = {}
         self._changed = asyncio.Event()
+        self._installing = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._is_closing = False
 
@@ -193,7 +194,8 @@ class Supervisor:
             stalled=lambda reason: self._report(self._scheduler.fault, name, number, reason),
             progress=partial(self._publish_progress, name),
         )
-        run = EngineRun(model, self._log(name), reports, self._clock, self._usual_seconds.get(name))
+        usual = self._usual_seconds.get(name)
+        run = EngineRun(model, self._log(name), reports, self._clock, installing=self._installing, usual_seconds=usual)
         self._runs[name] = run
         task = asyncio.create_task(self._follow(run, name, number))
         self._tasks.add(task)
