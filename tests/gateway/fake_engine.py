@@ -162,7 +162,7 @@ class FakeEngine:
         answering = asyncio.ensure_future(self.respond(number, request, writer))
         try:
             await asyncio.wait([gone, answering], return_when=asyncio.FIRST_COMPLETED)
-            if gone.done() or answering.exception():
+            if not answering.done() or answering.exception():
                 self.aborted += 1
                 self.note("aborted", number=number)
                 return False

@@ -87,7 +87,6 @@ class EngineRun:
     async def run(self) -> str:
         """Start the engine and stay until nothing is left of it; returns why it ended."""
         reason = "the gateway failed; see its log"
-        self._write("preparing")
         try:
             self._watch.bytes_total = await asyncio.to_thread(weight_bytes, self._model)
             await self._prepare()
