@@ -54,7 +54,7 @@ def test_placed_experts_the_ring_and_scratch_are_planned():
     assert with_experts(GpuBytes(5, 7), plan, INFO, all_bytes=3200, max_tokens=10).weights == 5 + 500
     assert plan.stream_all
     assert placed(gpu_prefill_threshold=1).stream_from == 17
-    assert placed(gpu_prefill_threshold=1, disable_cuda_graph=True).stream_from == 1
+    assert placed(gpu_prefill_threshold=1, max_running_requests=1).stream_from == 2
     assert place_experts(config(gpu_prefill_threshold=1), INFO, 0, all_bytes=32, gpu_bytes=4000).ring_bytes == 8
 
 

@@ -220,6 +220,10 @@ class Engine:
                 return self._prompts_and_answers(chunks, poll)
             if chunks:
                 self._pass, self._told = self._runner.begin(chunks, poll), self._clock()
+                # At once, due or not: from its first layer on a pass notices who has been preempted.
+                computed = self._next_layer(self._pass)
+                if computed is not None:
+                    return computed
         while self._pass is not None and not (self._scheduler.is_decoding and self._pace.is_due(self._clock())):
             computed = self._next_layer(self._pass)
             if computed is not None:

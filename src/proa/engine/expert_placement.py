@@ -60,9 +60,8 @@ def place_experts(config: EngineConfig, info: ExpertInfo, count: int, *, all_byt
         return plan
     # A layer at most: what is ahead of that waits for nothing.
     ring = min(all_bytes // max(1, info.layers), gpu_bytes // RING_SHARE)
-    # A pass of streamed experts cannot be part of a graph.
-    captured = 0 if config.disable_cuda_graph else min(config.cuda_graph_max_bs, config.max_running_requests)
-    stream_from = max(config.gpu_prefill_threshold or FEW_TOKENS + 1, captured + 1)
+    # Decode steps run between the layers of a pass of streamed experts, and stream none themselves.
+    stream_from = max(config.gpu_prefill_threshold or FEW_TOKENS + 1, config.max_running_requests + 1)
     stream_all = config.gpu_prefill_threshold is not None
     return replace(plan, stream_from=stream_from, ring_bytes=ring, stream_all=stream_all)
 

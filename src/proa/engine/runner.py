@@ -108,7 +108,7 @@ class Runner:
         faults = self._model.expert_faults
         with torch.inference_mode():
             batch = self._build(chunks, self._pass_indices)
-            layers = self._model.layers(batch, self._pool, _watch(chunks, poll))
+            layers = self._model.layers(batch, self._pool, _Watch(chunks, poll))
         return PrefillPass(chunks, layers, lambda logits: self._drawables(chunks, logits, faults))
 
     def recover(self) -> None:
@@ -248,12 +248,13 @@ def _watch(chunks: Sequence[Chunk], poll: Callable[[], None] | None) -> _Watch |
 class _Watch:
     """Tells a forward which rows of its batch are still wanted."""
 
-    def __init__(self, chunks: Sequence[Chunk], poll: Callable[[], None]) -> None:
+    def __init__(self, chunks: Sequence[Chunk], poll: Callable[[], None] | None) -> None:
         self._chunks = chunks
         self._poll = poll
 
     def __call__(self) -> torch.Tensor | None:
-        self._poll()
+        if self._poll is not None:
+            self._poll()
         live = [chunk for chunk in self._chunks if chunk.live]
         if len(live) == len(self._chunks):
             return None

@@ -63,7 +63,9 @@ class Hybrid:
     def __init__(self, workspace: Workspace, plan: ExpertPlan, driver: _C.CudaDriver, top_k: int, hidden: int) -> None:
         self.plan = plan
         self.max_tokens = workspace.max_tokens
-        if plan.stream_from is not None or not plan.on_gpu.any():
+        if plan.stream_from is not None:
+            self.max_tokens = min(max(MAX_FEW_TOKENS, plan.stream_from - 1), self.max_tokens)
+        elif not plan.on_gpu.any():
             self.max_tokens = min(MAX_FEW_TOKENS, self.max_tokens)
         self._workspace = workspace
         self._device = workspace.device.torch_device
