@@ -12,7 +12,7 @@ from proa.native.ops import ExpertLayer
 
 __all__ = ["StreamGroup", "WeightStream", "make_groups"]
 
-# The device takes copies of different streams in turn, but each as a whole: the token ids of a decode step wait for one.
+# The device takes copies of different streams in turn, each as a whole: the token ids of a decode step wait for one.
 MAX_COPY_BYTES = 16 << 20
 
 
