@@ -12,16 +12,25 @@ from tests.models.paging import Pager
 from tests.models.test_gpu_trunk import greedy
 from tests.models.test_oracle import tokens
 from tests.models.variants import VARIANTS
+from tokenizers import Tokenizer
 
+from proa.convert.demo_model import ensure_demo_model
+from proa.core.sampling_params import SamplingParams
 from proa.device.gpu import GpuDevice
+from proa.engine.build import LoadedModel, build_engine
+from proa.engine.config import EngineConfig
+from proa.engine.kv_plan import KVPlan
+from proa.ipc.messages import Generate
 from proa.kernels import reference
-from proa.models import ExpertPlan, inspect
+from proa.models import ExpertPlan, inspect, load_model
 from proa.moe.placement import ExpertBudget, place
+from proa.moe.stats import RoutingCounts
 from proa.weights.checkpoint import Checkpoint
 
 # A family each, float32 or exact weights: greedy tokens are the same up to sums in another order.
 NAMES = ("deepseek_groups_yarn", "glm_norm_bias", "qwen3", "mixtral_tied", "deepseek_halves")
 PROMPT, ANSWER = 24, 16
+DEMO_ANSWER = 6
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +109,71 @@ def test_what_routing_prefers_comes_to_the_gpu(make_case, device, driver, monkey
     assert before.hit_ratio(counts) + 0.8 * (best.hit_ratio(counts) - before.hit_ratio(counts)) < after.hit_ratio(
         counts
     )
+
+
+@pytest.mark.parametrize("stream_from", [None, 12])
+def test_an_engine_whose_experts_move_between_and_not_within_passes(
+    stream_from, make_case, runtime, device, driver, monkeypatch
+):
+    """Long prompts stop between layers for decode steps of others, while swaps are proposed all the time."""
+    case = case_of(make_case, "glm_norm_bias")
+    plan = plan_of(case.path, 0.4, moves=4, ram_slots=3, stream_from=stream_from, ring_bytes=1 << 20)
+    model = load_hybrid(monkeypatch, case.path, device, driver, plan, expert_activations="trunk")
+    updates, rng, switched_in_pass = model.expert_usage.updates, np.random.default_rng(0), []
+    take = model.expert_usage._counts.take
+    monkeypatch.setattr(RoutingCounts, "take", lambda _: take() + 100 * rng.random(updates.placement.on_gpu.shape))
+    config = EngineConfig(
+        model_path="", to_engine="", from_engine="", max_running_requests=4, chunked_prefill_size=40, block_size=16,
+        max_decode_gap_ms=1,
+    )  # fmt: skip
+    kv = KVPlan(num_blocks=64, block_size=16, dtype="float32", max_model_len=128, notes={})
+    answers = []
+    for served, usage in ((model, model.expert_usage), (case.model, None)):
+        engine = build_engine(config, LoadedModel(served, served.layout, kv, (), usage=usage))
+        made = {}
+        for index, length in enumerate((3, 70, 9, 55, 30)):
+            params = SamplingParams(max_tokens=16, ignore_eos=True, temperature=0.0)
+            engine.submit(Generate(rid=str(index), token_ids=tokens(length, index).tolist(), sampling=params))
+            made[str(index)] = []
+        while engine.has_work:
+            inside, before = engine._pass, model.expert_usage.num_moved
+            for output in engine.step().outputs:
+                assert not output.error, output.error
+                made[output.rid] += output.token_ids
+            if inside is not None and engine._pass is inside:
+                switched_in_pass.append(model.expert_usage.num_moved - before)
+        engine.check_integrity()
+        answers.append(made)
+    assert answers[0] == answers[1]
+    assert model.expert_usage.num_moved > 8
+    assert switched_in_pass and not any(switched_in_pass)
+
+
+@pytest.fixture(scope="module")
+def demo(runtime):
+    """The demo model, a prompt, and the greedy tokens of the CPU."""
+    path = ensure_demo_model()
+    options = {"max_tokens": MAX_TOKENS, "max_positions": 256, "expert_activations": "trunk"}
+    ids = Tokenizer.from_file(str(path / "tokenizer.json")).encode("The capital of France is the city of").ids
+    ids = torch.tensor(ids * 3, dtype=torch.int32)
+    return path, ids, greedy(load_model(Checkpoint.open(path), runtime, **options), ids, DEMO_ANSWER)
+
+
+@pytest.mark.parametrize(
+    ("share", "fields"), [(0.4, {"stream_from": 20}), (1.0, {}), (0.3, {"moves": 8, "ram_slots": 4})]
+)
+def test_the_demo_model_answers_alike_wherever_its_experts_are(share, fields, demo, device, driver, monkeypatch):
+    path, ids, expected = demo
+    plan = plan_of(path, share, ring_bytes=4 << 20, **fields)
+    model = load_hybrid(monkeypatch, path, device, driver, plan, expert_activations="trunk")
+    pager, found, chunk = Pager(model, num_blocks=8), [], ids
+    sequence = pager.sequence(len(ids) + DEMO_ANSWER)
+    for _ in range(DEMO_ANSWER):
+        chunk = pager.forward([(sequence, chunk)], last_only=True)[-1:].argmax(-1).int()
+        found.append(int(chunk))
+        model.expert_usage.after_step(16)
+    assert found == expected
+    assert (model.expert_usage.num_moved > 0) == ("moves" in fields)
 
 
 class LateReference:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from proa.kernels.online_softmax import LOG2_E, AttentionShape, key_rows, scores, softmax_step
+from proa.kernels.online_softmax import LOG2_E, AttentionShape, attend, load_queries
 from proa.kernels.triton_import import INTERPRETED, jit, next_power_of_2, shared_memory, tl
 
 __all__ = ["DecodeScratch", "DecodeTiles", "paged_decode"]
@@ -191,15 +191,8 @@ def _decode(
     in_group = tl.program_id(0) % head_blocks * ROWS + tl.arange(0, ROWS)
     real = in_group < group
     head = kv_head * group + in_group
-    first, value = tl.arange(0, FIRST), tl.arange(0, VALUE)
     query = q + token * q_token + head[:, None] * q_head
-    operand = tl.float32 if EXACT else k_cache.dtype.element_ty
-    q_first = tl.load(query + first[None, :], mask=real[:, None] & (first < key_dim)[None, :], other=0.0)
-    q_first = q_first.to(operand)
-    q_rest = q_first
-    if REST > 0:
-        rest = FIRST + tl.arange(0, REST)
-        q_rest = tl.load(query + rest[None, :], mask=real[:, None] & (rest < key_dim)[None, :], other=0.0).to(operand)
+    q_first, q_rest = load_queries(query, real, key_dim, FIRST, REST, EXACT, k_cache.dtype.element_ty)
 
     context = tl.load(positions + token) + 1
     share = tl.cdiv(tl.cdiv(context, BLOCK_N), tl.num_programs(1)) * BLOCK_N
@@ -210,27 +203,14 @@ def _decode(
     largest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, VALUE], tl.float32)
+    last = tl.full([ROWS], 0, tl.int32) + end - 1
     for at in range(begin, end, BLOCK_N):
-        position = at + tl.arange(0, BLOCK_N)
-        inside = position < end
-        base, slot = key_rows(table, at, end, BLOCK_SIZE, BLOCK_N)
-        key = keys + base * k_slot + slot[:, None] * k_slot
-        if key_dim == FIRST or LATENT:
-            k_first = tl.load(key + first[None, :], mask=inside[:, None], other=0.0)
-        else:
-            k_first = tl.load(key + first[None, :], mask=inside[:, None] & (first < key_dim)[None, :], other=0.0)
-        k_rest = k_first
-        if REST > 0:
-            k_rest = tl.load(key + rest[None, :], mask=inside[:, None] & (rest < key_dim)[None, :], other=0.0)
-        qk = scores(q_first, q_rest, k_first, k_rest, REST, EXACT) * scale
-        qk = tl.where(inside[None, :], qk, float("-inf"))
-        if LATENT:
-            v = k_first
-        else:
-            where = values + base * v_slot + slot[:, None] * v_slot + value[None, :]
-            v = tl.load(where, mask=inside[:, None] & (value < value_dim)[None, :], other=0.0)
-        largest, total, acc = softmax_step(qk, v, largest, total, acc, EXACT)
+        largest, total, acc = attend(
+            q_first, q_rest, keys, values, table, at, end, last, scale, largest, total, acc,
+            key_dim, value_dim, k_slot, v_slot, BLOCK_SIZE, BLOCK_N, FIRST, REST, VALUE, LATENT, EXACT,
+        )  # fmt: skip
 
+    value = tl.arange(0, VALUE)
     row = ((token * tl.num_programs(1) + split) * num_heads + head).to(tl.int64)
     empty = total == 0.0
     acc = acc / tl.where(empty, 1.0, total)[:, None]

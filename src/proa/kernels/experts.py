@@ -221,6 +221,14 @@ def _choose(
 
 
 @jit
+def _weights(arena, place, DOWN: tl.constexpr):
+    """Where down begins, or gate and how many words behind it up; `place`: the expert's row of the table."""
+    begin = tl.multiple_of(tl.load(place + (2 if DOWN else 0)) // 4, 16)
+    other = tl.multiple_of(tl.load(place + 1) // 4 - begin, 16)
+    return arena + begin, other
+
+
+@jit
 def _row(
     x,
     arena,
@@ -254,10 +262,9 @@ def _row(
     WIDTH: tl.constexpr = BLOCK_N if DOWN else BLOCK_N // 2  # columns of the result
     n = tl.program_id(0) * WIDTH
     row = x + (pair if DOWN else pair // top_k).to(tl.int64) * x_row
-    begin = tl.multiple_of(tl.load(place + (2 if DOWN else 0)) // 4, 16)
-    other = tl.multiple_of(tl.load(place + 1) // 4 - begin, 16)
+    data, other = _weights(arena, place, DOWN)
     sums = row_product(
-        row, arena + begin, arena, other, n, out_features, in_features, panel_words, 0,
+        row, data, arena, other, n, out_features, in_features, panel_words, 0,
         KIND, GROUPS, SCALE_BYTES, True, not DOWN, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     if DOWN:
@@ -311,9 +318,7 @@ def _product(
     pair = tl.load(order + block * BLOCK_M + row, mask=inside, other=0)
     a_rows = x + (pair if DOWN else pair // top_k).to(tl.int64)[:, None] * x_row
     place = table + expert.to(tl.int64) * table_row
-    begin = tl.multiple_of(tl.load(place + (2 if DOWN else 0)) // 4, 16)
-    other = tl.multiple_of(tl.load(place + 1) // 4 - begin, 16)
-    data = arena + begin
+    data, other = _weights(arena, place, DOWN)
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     scale = load_scales(
         data, data, other, n, 0, out_features, in_features, panel_words, 0,

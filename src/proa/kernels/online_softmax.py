@@ -1,4 +1,4 @@
-"""Parts of the attention kernels: addressing of the paged cache and one step of the softmax over blocks of keys.
+"""What the attention kernels share: queries, and one step over a tile of keys and values of the paged cache.
 
 Keys have `Dk` columns in two parts, a power of two and what is left (512 + 64 for MLA's latent, 128 + 0 for many GQA
 models), as Triton's tiles are powers of two. The softmax is that of Milakov and Gimelshein (2018): each row keeps its
@@ -13,7 +13,7 @@ import torch
 
 from proa.kernels.triton_import import INTERPRETED, jit, next_power_of_2, tl
 
-__all__ = ["LOG2_E", "AttentionShape", "key_rows", "scores", "softmax_step"]
+__all__ = ["LOG2_E", "AttentionShape", "attend", "load_queries"]
 
 LOG2_E = 1.4426950408889634
 
@@ -62,7 +62,55 @@ class AttentionShape:
 
 
 @jit
-def key_rows(table, at, end, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+def load_queries(
+    query, real, columns, FIRST: tl.constexpr, REST: tl.constexpr, EXACT: tl.constexpr, operand: tl.constexpr
+):
+    """Both parts of the queries at the pointers `query` [M, 1], zeros where not `real` [M]; of `columns` columns."""
+    kind: tl.constexpr = tl.float32 if EXACT else operand
+    first = tl.arange(0, FIRST)[None, :]
+    q_first = tl.load(query + first, mask=real[:, None] & (first < columns), other=0.0).to(kind)
+    q_rest = q_first
+    if REST > 0:
+        rest = FIRST + tl.arange(0, REST)[None, :]
+        q_rest = tl.load(query + rest, mask=real[:, None] & (rest < columns), other=0.0).to(kind)
+    return q_first, q_rest
+
+
+@jit
+def attend(
+    q_first, q_rest, keys, values, table, at, end, last, scale, largest, total, acc, key_dim: tl.constexpr,
+    value_dim: tl.constexpr, k_slot, v_slot, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, FIRST: tl.constexpr,
+    REST: tl.constexpr, VALUE: tl.constexpr, LATENT: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """Takes the positions `at .. at + BLOCK_N` below `end` into the sums; row i attends to those up to `last[i]`.
+
+    keys, values: pointers to slot 0 of a kv head; table, at: as in `_key_rows`; the sums: as in `_softmax_step`.
+    """
+    position = at + tl.arange(0, BLOCK_N)
+    inside = (position < end)[:, None]
+    base, slot = _key_rows(table, at, end, BLOCK_SIZE, BLOCK_N)
+    first, value = tl.arange(0, FIRST)[None, :], tl.arange(0, VALUE)[None, :]
+    key = keys + base * k_slot + slot[:, None] * k_slot
+    if key_dim == FIRST or LATENT:
+        k_first = tl.load(key + first, mask=inside, other=0.0)
+    else:
+        k_first = tl.load(key + first, mask=inside & (first < key_dim), other=0.0)
+    k_rest = k_first
+    if REST > 0:
+        rest = FIRST + tl.arange(0, REST)[None, :]
+        k_rest = tl.load(key + rest, mask=inside & (rest < key_dim), other=0.0)
+    qk = _scores(q_first, q_rest, k_first, k_rest, REST, EXACT) * scale
+    qk = tl.where(position[None, :] <= last[:, None], qk, float("-inf"))
+    if LATENT:
+        v = k_first
+    else:
+        where = values + base * v_slot + slot[:, None] * v_slot + value
+        v = tl.load(where, mask=inside & (value < value_dim), other=0.0)
+    return _softmax_step(qk, v, largest, total, acc, EXACT)
+
+
+@jit
+def _key_rows(table, at, end, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
     """Where the positions `at .. at + BLOCK_N` of a sequence lie: a slot, and the slots [BLOCK_N] counted from there.
 
     `table`: the sequence's block table. `at` is a multiple of BLOCK_N. For a tile in one block one look-up does.
@@ -79,7 +127,7 @@ def key_rows(table, at, end, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 @jit
-def scores(q_first, q_rest, k_first, k_rest, REST: tl.constexpr, EXACT: tl.constexpr):
+def _scores(q_first, q_rest, k_first, k_rest, REST: tl.constexpr, EXACT: tl.constexpr):
     """float32 [M, N] of queries `[M, D]` and keys `[N, D]`."""
     if EXACT:
         result = tl.dot(q_first, tl.trans(k_first.to(tl.float32)), input_precision="ieee")
@@ -93,7 +141,7 @@ def scores(q_first, q_rest, k_first, k_rest, REST: tl.constexpr, EXACT: tl.const
 
 
 @jit
-def softmax_step(qk, v, largest, total, acc, EXACT: tl.constexpr):
+def _softmax_step(qk, v, largest, total, acc, EXACT: tl.constexpr):
     """Takes scores `qk` [M, N], in powers of two and -inf where masked, and values [N, D] into the running sums."""
     new_largest = tl.maximum(largest, tl.max(qk, 1))
     base = tl.where(new_largest == float("-inf"), 0.0, new_largest)

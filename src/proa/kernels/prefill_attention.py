@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from proa.kernels.online_softmax import LOG2_E, AttentionShape, key_rows, scores, softmax_step
+from proa.kernels.online_softmax import LOG2_E, AttentionShape, attend, load_queries
 from proa.kernels.triton_import import INTERPRETED, jit, next_power_of_2, shared_memory, tl
 
 __all__ = ["PrefillTiles", "paged_prefill"]
@@ -135,15 +135,8 @@ def _prefill(
     in_group = tl.program_id(0) % head_blocks * HEADS + row % HEADS
     head = kv_head * group + in_group
     real = (token < num_tokens) & (in_group < group)
-    first, value = tl.arange(0, FIRST), tl.arange(0, VALUE)
     query = q + token[:, None] * q_token + head[:, None] * q_head
-    operand = tl.float32 if EXACT else k_cache.dtype.element_ty
-    q_first = tl.load(query + first[None, :], mask=real[:, None] & (first < key_dim)[None, :], other=0.0)
-    q_first = q_first.to(operand)
-    q_rest = q_first
-    if REST > 0:
-        rest = FIRST + tl.arange(0, REST)
-        q_rest = tl.load(query + rest[None, :], mask=real[:, None] & (rest < key_dim)[None, :], other=0.0).to(operand)
+    q_first, q_rest = load_queries(query, real, key_dim, FIRST, REST, EXACT, k_cache.dtype.element_ty)
     own = tl.load(positions + token, mask=real, other=-1)
     own_sequence = tl.load(sequence_ids + token, mask=real, other=-1)
     keys, values = k_cache + kv_head * k_head, v_cache + kv_head * v_head
@@ -160,27 +153,13 @@ def _prefill(
         context = tl.max(last, 0) + 1
         table = block_tables + sequence.to(tl.int64) * table_row
         for at in range(0, context, BLOCK_N):
-            position = at + tl.arange(0, BLOCK_N)
-            inside = position < context
-            base, slot = key_rows(table, at, context, BLOCK_SIZE, BLOCK_N)
-            key = keys + base * k_slot + slot[:, None] * k_slot
-            if key_dim == FIRST or LATENT:
-                k_first = tl.load(key + first[None, :], mask=inside[:, None], other=0.0)
-            else:
-                k_first = tl.load(key + first[None, :], mask=inside[:, None] & (first < key_dim)[None, :], other=0.0)
-            k_rest = k_first
-            if REST > 0:
-                k_rest = tl.load(key + rest[None, :], mask=inside[:, None] & (rest < key_dim)[None, :], other=0.0)
-            qk = scores(q_first, q_rest, k_first, k_rest, REST, EXACT) * scale
-            qk = tl.where(position[None, :] <= last[:, None], qk, float("-inf"))
-            if LATENT:
-                v = k_first
-            else:
-                where = values + base * v_slot + slot[:, None] * v_slot + value[None, :]
-                v = tl.load(where, mask=inside[:, None] & (value < value_dim)[None, :], other=0.0)
-            largest, total, acc = softmax_step(qk, v, largest, total, acc, EXACT)
+            largest, total, acc = attend(
+                q_first, q_rest, keys, values, table, at, context, last, scale, largest, total, acc,
+                key_dim, value_dim, k_slot, v_slot, BLOCK_SIZE, BLOCK_N, FIRST, REST, VALUE, LATENT, EXACT,
+            )  # fmt: skip
         at_token = (tl.max(tl.where(mine, token, 0), 0) + 1).to(tl.int32)
 
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    value = tl.arange(0, VALUE)
     where = out + token[:, None] * out_token + head[:, None] * out_head + value[None, :]
     tl.store(where, acc.to(out.dtype.element_ty), mask=real[:, None] & (value < value_dim)[None, :])
