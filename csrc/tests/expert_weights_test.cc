@@ -97,12 +97,34 @@ void announces_the_next_slots(test::Rng& rng) {
   }
 }
 
+// Memory that an expert left behind is taken before new memory, until it is released.
+void takes_kept_memory_first() {
+  constexpr auto kFormat = format::WeightFormat::kInt4G32;
+  runtime::ThreadPool pool(std::vector<int>(2, 0), {4, 4});
+  moe::ExpertWeights weights(pool, {6, 64, 64, kFormat, kFormat}, 32, 32);
+  for (int64_t expert = 0; expert < 5; ++expert) weights.take_slot(expert);
+  const std::byte* third = weights.gate(0, 3).data;
+  CHECK_EQ(weights.num_spare_slots(), 0);
+  weights.free_slot(0);
+  weights.release_free_slots();
+  weights.free_slot(3);
+  CHECK_EQ(weights.num_spare_slots(), 1);
+  weights.take_slot(5);
+  CHECK(weights.gate(0, 5).data == third);
+  CHECK_EQ(weights.num_spare_slots(), 0);
+  weights.take_slot(0);
+  weights.take_slot(3);
+  CHECK_EQ(weights.num_spare_slots(), 0);
+  CHECK_EQ(weights.bytes(), 6 * weights.expert_bytes());
+}
+
 }  // namespace
 
 int main() {
   test::Rng rng(3);
   slices_share_rows(rng);
   announces_the_next_slots(rng);
+  takes_kept_memory_first();
   nodes_hold_their_rows(rng, format::WeightFormat::kInt4G32, format::WeightFormat::kF32);
   nodes_hold_their_rows(rng, format::WeightFormat::kFp8Block128, format::WeightFormat::kBf16);
   return test::result();

@@ -117,6 +117,22 @@ void tokens_are_independent() {
   }
 }
 
+// Whether few tokens or so many that they are spread over threads.
+void tokens_are_counted() {
+  constexpr int64_t kExperts = 16, kTopK = 3;
+  const RouteOptions options{.num_experts = kExperts, .top_k = kTopK};
+  for (int64_t tokens : {1, 400}) {
+    std::vector<float> logits(static_cast<size_t>(tokens * kExperts));
+    for (size_t i = 0; i < logits.size(); ++i) logits[i] = static_cast<float>((i * 7919) % 1009);
+    std::vector<int32_t> ids(static_cast<size_t>(tokens * kTopK));
+    std::vector<float> weights(ids.size());
+    std::vector<int64_t> counts(kExperts, 5), expected(kExperts, 5);
+    route(pool(), options, logits.data(), nullptr, tokens, ids.data(), weights.data(), counts.data());
+    for (int32_t id : ids) ++expected[static_cast<size_t>(id)];
+    CHECK(counts == expected);
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -126,5 +142,6 @@ int main() {
   errors();
   not_numbers();
   tokens_are_independent();
+  tokens_are_counted();
   return proa::test::result();
 }

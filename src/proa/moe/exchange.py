@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from proa.kernels.hand_over import hand_over
+from proa.moe.deferral import split_slots
 from proa.moe.router import TopK
 
 __all__ = ["ExpertExchange", "device_view"]
@@ -57,23 +58,25 @@ class ExpertExchange:
         hosts = ("x", "ids", "weights", "tokens", "out", *(("late_ids", "late_out") if late else ()))
         self._device = {name: device_view(getattr(self, name), device) for name in hosts}
 
-    def give(self, x: torch.Tensor, topk: TopK, table: torch.Tensor) -> None:
-        """Tokens and routing to the CPU. x float32 `[T, H]`; `table` int64 `[E, 3]`: `GpuExperts.table`."""
+    def give(self, x: torch.Tensor, topk: TopK, table: torch.Tensor, num_late: int = 0) -> None:
+        """Tokens and routing to the CPU. x float32 `[T, H]`; `table` int64 `[E, 3]`: `GpuExperts.table`.
+
+        `num_late`: slots of a token that may come late (`split_slots`), as `late_ids`.
+        """
         device = self._device
         if x.device.type == "cuda":
             host = (device["x"], device["ids"], device["weights"], device["tokens"])
-            hand_over(x, topk.ids, topk.weights, table, host)
+            hand_over(x, topk.ids, topk.weights, table, host, device["late_ids"] if num_late else None, num_late)
             return
-        tokens = x.shape[0]
+        tokens, ids = x.shape[0], topk.ids
+        if num_late:
+            ids, late = split_slots(topk, num_late, table)
+            self.late_ids[:tokens] = late
         self.x[:tokens] = x
-        on_gpu = table[topk.ids.clamp(min=0).long(), 0] >= 0
-        self.ids[:tokens] = topk.ids.masked_fill(on_gpu, -1)
+        on_gpu = table[ids.clamp(min=0).long(), 0] >= 0
+        self.ids[:tokens] = ids.masked_fill(on_gpu, -1)
         self.weights[:tokens] = topk.weights
         self.tokens[0] = tokens
-
-    def give_late(self, ids: torch.Tensor) -> None:
-        """Of the tokens given before: int32 `[T, k]`, -1 where a slot is not late."""
-        self._device["late_ids"][: ids.shape[0]].copy_(ids)
 
     def take(self, out: torch.Tensor) -> None:
         """Adds the CPU's result to `out` float32 `[T, H]`."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from proa.moe.deferral import DeferralPlan, split_slots
+from proa.moe.deferral import DeferralPlan
 from proa.moe.exchange import ExpertExchange
 from proa.moe.gpu_experts import GpuExperts, stream_handle
 from proa.moe.router import TopK
@@ -23,14 +23,12 @@ class HybridShared:
     """What the layers of a model use one after another.
 
     With deferral the CPU still reads a layer's tokens while the next layer hands over its own: two exchanges in turn.
-    `deferred`: int64, how many slots have come late so far, on the device.
     """
 
     worker: StreamWorker
     exchanges: tuple[ExpertExchange, ExpertExchange]
     plan: DeferralPlan
     top_k: int
-    deferred: torch.Tensor
 
     @classmethod
     def create(
@@ -40,7 +38,7 @@ class HybridShared:
         late = any(plan.deferred)
         first = ExpertExchange(device, max_tokens, hidden, top_k, late=late)
         second = ExpertExchange(device, max_tokens, hidden, top_k, late=late) if late else first
-        return cls(worker, (first, second), plan, top_k, torch.zeros((), dtype=torch.int64, device=device))
+        return cls(worker, (first, second), plan, top_k)
 
     def exchange(self, layer: int) -> ExpertExchange:
         return self.exchanges[layer % 2]
@@ -96,6 +94,11 @@ class HybridDecode:
         return slots, slots - on_cpu
 
     @property
+    def num_late(self) -> int:
+        """Slots of tokens whose experts came one layer late so far."""
+        return self._shared.worker.slots(self._late_job)[1] if self._late_job >= 0 else 0
+
+    @property
     def late_job(self) -> int:
         """The job that the next layer waits for; -1: none."""
         return self._late_job
@@ -104,13 +107,7 @@ class HybridDecode:
         shared, own = self._shared, self._shared.exchange(self._layer)
         stream = stream_handle(x.device)
         defers = ctx.defers and self._late_job >= 0
-        if defers:
-            now, late = split_slots(topk, shared.plan.deferred[self._layer], self._gpu.table)
-            own.give(x, TopK(now, topk.weights), self._gpu.table)
-            own.give_late(late)
-            shared.deferred.add_((late >= 0).sum())
-        else:
-            own.give(x, topk, self._gpu.table)
+        own.give(x, topk, self._gpu.table, shared.plan.deferred[self._layer] if defers else 0)
         shared.worker.submit(stream, self._job)
         if defers:
             shared.worker.submit(stream, self._late_job)

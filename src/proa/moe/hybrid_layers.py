@@ -134,9 +134,9 @@ class Hybrid:
         self._worker.settle()
 
     @property
-    def deferred(self) -> torch.Tensor | None:
-        """See `HybridShared`; None where none ever is."""
-        return self._shared.deferred if self.plan.max_deferred else None
+    def num_late(self) -> int:
+        """Slots of tokens whose experts came one layer late so far."""
+        return sum(layer.decode.num_late for layer in self._layers)
 
     @property
     def places(self) -> list[ExpertPlaces]:

@@ -53,7 +53,7 @@ def create_usage(counts: RoutingCounts, workspace: Workspace, top_k: int) -> Exp
         spec = UpdateSpec(rebalance=RebalanceSpec(max_swaps=hybrid.plan.moves))
         placement = Placement(hybrid.plan.on_gpu.copy())
         updates = ExpertUpdates(hybrid.places, placement, top_k, workspace.device.torch_device, spec)
-    return ExpertUsage(counts, updates, hybrid.deferred)
+    return ExpertUsage(counts, updates, (lambda: hybrid.num_late) if hybrid.plan.max_deferred else None)
 
 
 class ByTokens:

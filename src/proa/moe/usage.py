@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
-import torch
 
 from proa.moe.stats import ExpertStats, Recorder, RoutingCounts
 from proa.moe.updates import ExpertUpdates
 
 __all__ = ["ExpertUsage"]
 
-READ_INTERVAL = 16  # tokens
-
 
 class ExpertUsage:
     """The counts of a model's routers, recorded on request, and experts that follow them where these may move.
 
-    Called between steps. `deferred`: int64 on the device, slots whose experts came a layer late.
+    Called between steps. `num_late`: how many slots have come a layer late so far; None: none ever do.
     """
 
-    __slots__ = ("_counts", "_deferred", "_deferred_tokens", "_recorder", "_tokens", "_updates", "num_deferred")
+    __slots__ = ("_counts", "_late_before", "_num_late", "_recorder", "_tokens", "_updates")
 
     def __init__(
-        self, counts: RoutingCounts, updates: ExpertUpdates | None = None, deferred: torch.Tensor | None = None
+        self,
+        counts: RoutingCounts,
+        updates: ExpertUpdates | None = None,
+        num_late: Callable[[], int] | None = None,
     ) -> None:
         self._counts = counts
         self._updates = updates
-        self._deferred = deferred
+        self._num_late = num_late
+        self._late_before = 0
         self._recorder = Recorder(*counts.shape)
         self._tokens = 0
-        self._deferred_tokens = 0
-        self.num_deferred = 0
+
+    @property
+    def num_deferred(self) -> int:
+        """Slots of tokens whose experts came one layer late since the last reset."""
+        return 0 if self._num_late is None else self._num_late() - self._late_before
 
     @property
     def num_moved(self) -> int:
@@ -45,13 +51,11 @@ class ExpertUsage:
     def reset(self) -> None:
         """Forgets what was counted: forwards that warmed up are no routing."""
         self._counts.take()
-        if self._deferred is not None:
-            self._deferred.zero_()
+        self._late_before += self.num_deferred
 
     def after_step(self, tokens: int) -> None:
         """A step of `tokens` tokens is done: experts whose copies are there are switched, others begin to move."""
         self._tokens += tokens
-        self._count_deferred(tokens)
         if self._updates is None:
             return
         self._updates.poll()
@@ -78,12 +82,3 @@ class ExpertUsage:
         self._recorder.add(counts)
         self._tokens = 0
         return counts
-
-    def _count_deferred(self, tokens: int) -> None:
-        """Reads the device's count now and then: each time waits for it."""
-        if self._deferred is None:
-            return
-        self._deferred_tokens += tokens
-        if self._deferred_tokens >= READ_INTERVAL:
-            self._deferred_tokens = 0
-            self.num_deferred = int(self._deferred)
