@@ -73,10 +73,10 @@ def test_what_does_not_fit_says_why_and_how():
     plan = plan_memory(KIMI, machine, wanted)
     assert not plan.fits and "GiB available" in plan.refusal
     texts = [way.text for way in cheapest_ways(KIMI, machine, wanted)]
-    assert texts == ["--concurrency 1", "--context 29696", "--device cpu: everything in RAM"]
+    assert texts == ["--concurrency 1", "--context 28672", "--device cpu: everything in RAM"]
     # Neither asks for more than it has to.
     assert plan_memory(KIMI, machine, Wanted(65536, 1)).fits and not plan_memory(KIMI, machine, Wanted(65536, 2)).fits
-    assert plan_memory(KIMI, machine, Wanted(29696, 4)).fits and not plan_memory(KIMI, machine, Wanted(30720, 4)).fits
+    assert plan_memory(KIMI, machine, Wanted(28672, 4)).fits and not plan_memory(KIMI, machine, Wanted(29696, 4)).fits
 
 
 def test_smaller_experts_are_tried_from_the_best_format_on():

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from proa.cli import console
 from proa.cli.flags import DEMO
+from proa.cli.loading import ByteDisplay
 from proa.convert.demo_path import demo_model_path
 from proa.core.errors import CheckpointError
 
@@ -23,10 +24,12 @@ if TYPE_CHECKING:
     from proa.plan.hardware import Machine
     from proa.plan.memory_plan import MemoryPlan
     from proa.plan.model_sizes import ModelSizes
+    from proa.plan.verify import Comparison
 
 __all__ = ["register"]
 
 _GIB = 2**30
+_MOST_DEVIATION = 0.05
 
 
 def register(app: typer.Typer) -> None:
@@ -48,13 +51,17 @@ def plan(
         int | None, typer.Option("--context", help="Tokens of a request. Default: the model's, at most 32768.")
     ] = None,
     concurrency: Annotated[int, typer.Option("--concurrency", help="Requests at a time.")] = 1,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Load the model as planned, run it, and compare what it takes.")
+    ] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say whether a model fits a machine and how, before it is loaded or even downloaded.
 
     config.json is enough; model.safetensors.index.json beside it says which weights are quantized, complete weights
     give exact sizes. The machine is this one, or the one that the flags describe. Estimates are intervals. When the
-    model does not fit, up to three ways to make it fit are shown, and the exit status is 1.
+    model does not fit, up to three ways to make it fit are shown, and the exit status is 1. With --verify it is 1 too
+    where GPU memory or RAM of a run are more than 5 % off the plan.
 
     Examples:
 
@@ -79,15 +86,29 @@ def plan(
     memory = plan_memory(sizes, machine, wanted)
     ways = [] if memory.fits else cheapest_ways(sizes, machine, wanted)
     decode, prefill = estimate_decode(sizes, memory, machine), estimate_prefill(sizes, memory, machine)
+    compared = _verify(_directory(model), sizes, memory) if verify and memory.fits else []
     if json_output:
         found = _as_json(model, sizes, machine, memory, decode, prefill, ways)
+        found["verified"] = [{**asdict(row), "deviation": row.deviation} for row in compared]
         console.out.print(json.dumps(found), soft_wrap=True, markup=False)
     else:
         _print_memory(model, sizes, machine, memory)
         _print_speed(memory, decode, prefill)
         _print_verdict(model, memory, ways)
-    if not memory.fits:
+        if compared:
+            _print_comparison(compared)
+    if not memory.fits or any(row.name == "total" and abs(row.deviation) > _MOST_DEVIATION for row in compared):
         raise typer.Exit(1)
+
+
+def _verify(path: Path, sizes: ModelSizes, memory: MemoryPlan) -> list[Comparison]:
+    from proa.plan.verify import verify  # here, as in `plan`
+
+    display = ByteDisplay()
+    try:
+        return verify(path, sizes, memory, lambda done, total: display.update("loading", done, total))
+    finally:
+        display.close()
 
 
 def _directory(model: str) -> Path:
@@ -131,8 +152,8 @@ def _print_memory(model: str, sizes: ModelSizes, machine: Machine, memory: Memor
     table.add_column("GiB", style="bold")
     for device in ("RAM", "GPU"):
         table.add_column(device, justify="right")
-    for name in ("trunk", "routed experts", "KV cache", "streaming buffers", "workspace", "reserve"):
-        if name in memory.ram or name in memory.vram:
+    for name in dict.fromkeys([*memory.vram, *memory.ram]):
+        if memory.ram.get(name) or memory.vram.get(name):
             table.add_row(name, *(_gib(part.get(name)) for part in (memory.ram, memory.vram)))
     table.add_section()
     table.add_row("needed", *(_gib(sum(part.values()) or None) for part in (memory.ram, memory.vram)))
@@ -180,6 +201,17 @@ def _print_verdict(model: str, memory: MemoryPlan, ways: list[Advice]) -> None:
     console.out.print("Any of these makes it fit, the cheapest first:" if ways else "No single change makes it fit.")
     for number, way in enumerate(ways, 1):
         console.out.print(f"  {number}. {way.text}", soft_wrap=True, markup=False)
+
+
+def _print_comparison(rows: list[Comparison]) -> None:
+    table = Table(title="GiB, planned and found in a run", title_justify="left")
+    for header in ("", "", "planned", "found", "off by"):
+        table.add_column(header, justify="left" if header == "" else "right")
+    for row in rows:
+        style = "bold" if row.name == "total" else None
+        cells = (row.device, row.name, _gib(row.predicted), _gib(row.actual), f"{row.deviation:+.1%}")
+        table.add_row(*cells, style=style)
+    console.out.print(table)
 
 
 def _gib(size: int | None) -> str:

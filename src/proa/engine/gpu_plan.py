@@ -10,6 +10,7 @@ from proa.device.select import Gpu
 from proa.engine.config import EngineConfig
 from proa.engine.expert_placement import MAX_MOVES, expert_budget, expert_count_asked, place_experts, with_experts
 from proa.engine.kv_plan import MIN_AUTO_TOKENS, RESERVE_BYTES, KVPlan, plan_kv
+from proa.engine.working_memory import gpu_rows
 from proa.kvcache.pool import KVDtype, kv_bytes_per_token
 from proa.models import ExpertPlan, GpuBytes, ModelInfo
 from proa.moe.deferral import DeferralPlan
@@ -27,15 +28,13 @@ __all__ = [
 _GIB = 2**30
 # Of what weights and scratch leave: the rest is for fragments, which torch's allocator has when sizes change.
 _KV_FRACTION = 0.95
-# Logits are there twice, and once more while they are sampled from, sorted with their indices of 8 bytes.
-_BYTES_PER_LOGIT = 4 + 4 + 12
 # Requests of full length that the cache is to hold before free memory is for experts.
 _FULL_REQUESTS = 4
 
 
 def scratch_bytes(config: EngineConfig, model: ModelInfo, needed: GpuBytes) -> int:
-    """Scratch of forwards and of sampling."""
-    return needed.scratch + config.max_running_requests * model.vocab_size * _BYTES_PER_LOGIT
+    """All that is neither weights nor KV cache."""
+    return sum(gpu_rows(config, model, needed).values())
 
 
 def fit_experts(
@@ -149,7 +148,7 @@ def plan_gpu(
         "routed experts": experts,
         "streaming buffers": ring,
         "KV cache": cache,
-        "scratch": scratch,
+        **gpu_rows(config, model, needed),
         "reserve": RESERVE_BYTES,
     }
     table = ", ".join(f"{name} {size / _GIB:.2f}" for name, size in parts.items() if size)
@@ -178,10 +177,12 @@ def _expert_notes(config: EngineConfig, placed: ExpertPlan) -> dict[str, str]:
     return notes
 
 
-def check_expert_memory(expert_bytes: int, available_bytes: int) -> None:
-    """Raises ConfigError when routed experts of `expert_bytes` do not fit the RAM."""
-    if expert_bytes + RESERVE_BYTES > available_bytes:
-        expected = f"{(expert_bytes + RESERVE_BYTES) / _GIB:.2f} GiB for the routed experts, reserve included"
+def check_expert_memory(expert_bytes: int, available_bytes: int, rows: dict[str, int] | None = None) -> None:
+    """Raises ConfigError when routed experts of `expert_bytes` do not fit the RAM beside `rows` (`host_rows`)."""
+    parts = {"the routed experts": expert_bytes, **(rows or {}), "reserve": RESERVE_BYTES}
+    if sum(parts.values()) > available_bytes:
+        table = ", ".join(f"{name} {size / _GIB:.2f}" for name, size in parts.items())
+        expected = f"{sum(parts.values()) / _GIB:.2f} GiB of RAM ({table})"
         raise ConfigError("memory", expected, f"{available_bytes / _GIB:.2f} GiB available", "free memory")
 
 
@@ -191,19 +192,22 @@ def loading_bytes(placed: ExpertPlan, expert_bytes: int) -> int:
     return expert_bytes * most // max(1, placed.on_gpu.size)
 
 
-def with_ram(placed: ExpertPlan, expert_bytes: int, available_bytes: int) -> ExpertPlan:
+def with_ram(
+    placed: ExpertPlan, expert_bytes: int, available_bytes: int, rows: dict[str, int] | None = None
+) -> ExpertPlan:
     """`placed` with as many slots for experts that leave the GPU as RAM has; none move where it has none.
 
-    `expert_bytes`: of all experts.
+    `expert_bytes`: of all experts; `rows`: what else takes RAM (`host_rows`).
 
     Raises:
         ConfigError: the experts that are not on the GPU do not fit.
     """
     all_experts, layers = max(1, placed.on_gpu.size), max(1, placed.on_gpu.shape[0])
     in_ram = expert_bytes - expert_bytes * int(placed.on_gpu.sum()) // all_experts
-    check_expert_memory(in_ram + loading_bytes(placed, expert_bytes), available_bytes)
+    check_expert_memory(in_ram + loading_bytes(placed, expert_bytes), available_bytes, rows)
     if not placed.moves:
         return placed
     # At most half of what is left: others use the machine too.
-    slots = (available_bytes - in_ram - RESERVE_BYTES) // 2 // max(1, layers * expert_bytes // all_experts)
+    left = available_bytes - in_ram - RESERVE_BYTES - sum((rows or {}).values())
+    slots = left // 2 // max(1, layers * expert_bytes // all_experts)
     return replace(placed, ram_slots=min(placed.ram_slots, slots), moves=placed.moves if slots else 0)

@@ -14,6 +14,7 @@ from proa.engine.config import EngineConfig
 from proa.engine.expert_placement import with_experts
 from proa.engine.gpu_plan import buffer_share, fit_experts, plan_gpu, with_ram
 from proa.engine.kv_plan import KVPlan
+from proa.engine.working_memory import host_rows
 from proa.models import ExpertPlan, GpuBytes, ModelInfo
 
 __all__ = ["PassPlan", "solve_pass"]
@@ -83,7 +84,7 @@ def _plan(
 ) -> PassPlan:
     max_tokens = max_forward_tokens(config)
     placed = fit_experts(config, gpu, model, trunk, expert_bytes=expert_bytes, max_tokens=max_tokens)
-    placed = with_ram(placed, expert_bytes, ram_bytes)
+    placed = with_ram(placed, expert_bytes, ram_bytes, host_rows(config, model.experts, placed, max_tokens))
     needed = with_experts(trunk, placed, model.experts, all_bytes=expert_bytes, max_tokens=max_tokens)
     kv, notes = plan_gpu(config, gpu, model, needed, placed, expert_bytes=expert_bytes)
     kind = "experts where they are"

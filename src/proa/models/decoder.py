@@ -23,6 +23,7 @@ from proa.layers.norm import RMSNorm
 from proa.layers.parameters import ParameterReader
 from proa.layers.rotary import RotaryEmbedding
 from proa.layers.workspace import ExpertPlan, Workspace, measuring_workspace
+from proa.moe.cpu_experts import expert_scratch_bytes
 from proa.moe.hybrid_layers import hybrid_of
 from proa.moe.layer import MoeLayer, MoeRows, MoeSpec
 from proa.moe.stats import RoutingCounts
@@ -30,7 +31,7 @@ from proa.moe.strategies import create_usage
 from proa.moe.traffic import ExpertTraffic, HybridTraffic
 from proa.moe.usage import ExpertUsage
 
-__all__ = ["Decoder", "DecoderSpec", "gpu_scratch_bytes"]
+__all__ = ["Decoder", "DecoderSpec", "cpu_scratch_bytes", "gpu_expanded_bytes", "gpu_scratch_bytes"]
 
 MAX_CACHED_ROWS = 64
 # Of the largest decode step (engine.config).
@@ -92,20 +93,37 @@ class Rows:
         self.moe = MoeRows(spec.moe, workspace, tokens)
 
 
-def gpu_scratch_bytes(spec: DecoderSpec, max_tokens: int, max_positions: int) -> int:
-    """What the scratch of a trunk on a GPU takes there, before it is loaded; the kernels' own is not counted."""
-    workspace = measuring_workspace(max_tokens)
-    Rows(spec, workspace, max_tokens)
-    Rows(spec, workspace, 1, beside=True)
+def gpu_scratch_bytes(spec: DecoderSpec, max_tokens: int) -> int:
+    """What the scratch of a trunk on a GPU takes there from loading on; the kernels' own is not counted."""
+    workspace = _measured_rows(spec, max_tokens)
     workspace.rows("experts.returned", max_tokens, spec.hidden)
     for width in {spec.dense_intermediate, spec.moe.shared_intermediate} - {0}:
         mlp_rows(workspace, width, max_tokens)
-    expanded = 0
-    if isinstance(spec.attention, MlaSpec):
-        attention = spec.attention
-        columns = 2 * attention.nope_dim + attention.rope_dim + attention.value_dim
-        expanded = min(EXPANDED_BYTES, 2 * max_positions * attention.num_heads * columns)
-    return workspace.device_bytes + expanded
+    return workspace.device_bytes
+
+
+def gpu_expanded_bytes(spec: DecoderSpec, max_positions: int) -> int:
+    """What expanding a latent cache of so many positions takes in GPU memory while a long prompt is computed."""
+    attention = spec.attention
+    if not isinstance(attention, MlaSpec):
+        return 0
+    columns = 2 * attention.nope_dim + attention.rope_dim + attention.value_dim
+    return min(EXPANDED_BYTES, 2 * max_positions * attention.num_heads * columns)
+
+
+def cpu_scratch_bytes(spec: DecoderSpec, max_tokens: int, num_threads: int | None = None) -> int:
+    """What the scratch of a trunk on this machine's CPU takes, experts included."""
+    moe = spec.moe
+    widths = ((moe.intermediate, moe.router.top_k), (moe.shared_intermediate, 1), (spec.dense_intermediate, 1))
+    experts = expert_scratch_bytes(max_tokens, spec.hidden, widths, num_threads)
+    return _measured_rows(spec, max_tokens).device_bytes + experts
+
+
+def _measured_rows(spec: DecoderSpec, max_tokens: int) -> Workspace:
+    workspace = measuring_workspace(max_tokens)
+    Rows(spec, workspace, max_tokens)
+    Rows(spec, workspace, 1, beside=True)
+    return workspace
 
 
 class Decoder:

@@ -22,7 +22,7 @@ from proa.layers.kernel_check import Activations, check_kernels
 from proa.layers.parameters import ParameterReader
 from proa.layers.workspace import ExpertPlan
 from proa.models.config import ModelConfig
-from proa.models.decoder import Decoder, gpu_scratch_bytes
+from proa.models.decoder import Decoder, gpu_expanded_bytes, gpu_scratch_bytes
 from proa.models.registry import checkpoint_config, decoder_spec
 from proa.moe.traffic import ExpertTraffic, HybridTraffic
 from proa.moe.usage import ExpertUsage
@@ -117,10 +117,11 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class GpuBytes:
-    """`weights`: trunk, embedding included. `scratch`: of forwards."""
+    """`weights`: trunk, embedding included. `scratch`: of forwards, from loading on; `expanded`: while one runs."""
 
     weights: int
     scratch: int
+    expanded: int = 0
 
 
 def inspect(checkpoint: Checkpoint) -> ModelInfo:
@@ -169,7 +170,8 @@ def gpu_bytes(checkpoint: Checkpoint, experts: ExpertSource | None = None, *, ma
     weights = sum(checkpoint.nbytes(name) for name in names)
     if spec.tied_head:  # the head is a copy of the embedding
         weights += checkpoint.nbytes("model.embed_tokens.weight")
-    return GpuBytes(weights, gpu_scratch_bytes(spec, max_tokens, config.max_position_embeddings))
+    expanded = gpu_expanded_bytes(spec, config.max_position_embeddings)
+    return GpuBytes(weights, gpu_scratch_bytes(spec, max_tokens), expanded)
 
 
 def load_model(

@@ -10,10 +10,10 @@ from proa.core.errors import ConfigError
 from proa.device.select import Gpu
 from proa.engine.config import EngineConfig
 from proa.engine.expert_placement import place_experts, with_experts
-from proa.engine.gpu_plan import loading_bytes, plan_gpu, scratch_bytes, with_ram
+from proa.engine.gpu_plan import loading_bytes, plan_gpu, with_ram
 from proa.engine.kv_plan import RESERVE_BYTES, plan_kv
+from proa.engine.working_memory import CPU_PROCESS_BYTES, gpu_rows, host_rows
 from proa.kvcache.pool import KVDtype, kv_bytes_per_token
-from proa.models import GpuBytes
 from proa.plan.hardware import Machine
 from proa.plan.model_sizes import ModelSizes
 
@@ -82,6 +82,22 @@ class MemoryPlan:
     @property
     def uses_gpu(self) -> bool:
         return bool(self.vram)
+
+    def engine_config(self, model_path: str) -> EngineConfig:
+        """What an engine is started with to do what is planned here."""
+        return EngineConfig(
+            model_path=model_path,
+            to_engine="",
+            from_engine="",
+            context_length=self.context,
+            max_running_requests=self.concurrency,
+            max_total_tokens=_kv_tokens(self.context, self.concurrency),
+            kv_cache_dtype=self.kv_dtype,
+            chunked_prefill_size=self.chunk,
+            device="cuda" if self.uses_gpu else "cpu",
+            gpu_experts=self.gpu_experts if self.uses_gpu else None,
+            gpu_prefill_threshold=None if self.streams else 0,
+        )
 
     @property
     def flags(self) -> list[str]:
@@ -159,7 +175,7 @@ def _on_cpu(sizes: ModelSizes, machine: Machine, wanted: Wanted, context: int) -
     config = _config(wanted, context, CPU_CHUNK)
     dtype: KVDtype = "float32" if wanted.kv_dtype == "auto" else wanted.kv_dtype
     token_bytes = kv_bytes_per_token(sizes.info.layout, dtype)
-    workspace = sizes.scratch_bytes(CPU_CHUNK + wanted.concurrency)
+    workspace = sizes.cpu_scratch_bytes(CPU_CHUNK + wanted.concurrency)
     refusal = ""
     try:
         plan_kv(
@@ -176,7 +192,8 @@ def _on_cpu(sizes: ModelSizes, machine: Machine, wanted: Wanted, context: int) -
         "routed experts": sizes.expert_bytes,
         "KV cache": _kv_tokens(context, wanted.concurrency) * token_bytes,
         "workspace": workspace,
-        "reserve": RESERVE_BYTES,
+        "process": CPU_PROCESS_BYTES,
+        "reserve": RESERVE_BYTES - CPU_PROCESS_BYTES,
     }
     return MemoryPlan(context, wanted.concurrency, dtype, token_bytes, CPU_CHUNK, ram, refusal=refusal)
 
@@ -205,13 +222,15 @@ def _with_experts(
     count = gpu_experts * experts.layers
     placed = place_experts(config, experts, count, all_bytes=sizes.expert_bytes, gpu_bytes=gpu.total_bytes)
     max_tokens = tokens + wanted.concurrency
-    trunk = GpuBytes(sizes.gpu_trunk_bytes, sizes.scratch_bytes(max_tokens))
-    needed = with_experts(trunk, placed, experts, all_bytes=sizes.expert_bytes, max_tokens=max_tokens)
+    needed = with_experts(
+        sizes.gpu_trunk(max_tokens), placed, experts, all_bytes=sizes.expert_bytes, max_tokens=max_tokens
+    )
     on_gpu = sizes.expert_bytes * gpu_experts // experts.experts
+    beside = host_rows(config, experts, placed, max_tokens)
     refusal = ""
     try:
         plan_gpu(config, gpu, sizes.info, needed)
-        with_ram(placed, sizes.expert_bytes, machine.ram_bytes)
+        with_ram(placed, sizes.expert_bytes, machine.ram_bytes, beside)
     except ConfigError as error:
         refusal = str(error)
     auto: KVDtype = "float32" if sizes.info.has_float32_trunk else "bfloat16"
@@ -222,12 +241,13 @@ def _with_experts(
         "routed experts": on_gpu,
         "KV cache": _kv_tokens(context, wanted.concurrency) * token_bytes,
         "streaming buffers": placed.ring_bytes,
-        "workspace": scratch_bytes(config, sizes.info, needed),
+        **gpu_rows(config, sizes.info, needed),
         "reserve": RESERVE_BYTES,
     }
     ram = {
         "routed experts": sizes.expert_bytes - on_gpu,
         "loading": loading_bytes(placed, sizes.expert_bytes),
+        **beside,
         "reserve": RESERVE_BYTES,
     }
     return MemoryPlan(context, wanted.concurrency, dtype, token_bytes, tokens, ram, vram, gpu_experts, streams, refusal)

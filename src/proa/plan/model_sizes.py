@@ -7,8 +7,8 @@ from math import prod
 from pathlib import Path
 
 from proa.core.errors import CheckpointError
-from proa.models import ModelInfo, gpu_bytes, inspect, packed_bytes
-from proa.models.decoder import DecoderSpec, gpu_scratch_bytes
+from proa.models import GpuBytes, ModelInfo, gpu_bytes, inspect, packed_bytes
+from proa.models.decoder import DecoderSpec, cpu_scratch_bytes, gpu_expanded_bytes, gpu_scratch_bytes
 from proa.models.registry import checkpoint_config, decoder_spec
 from proa.plan.declared import declared_tensors, is_complete, open_declared
 from proa.weights.checkpoint import Checkpoint
@@ -63,9 +63,14 @@ class ModelSizes:
         """Scales included."""
         return self.expert_bytes / max(1, self.expert_parameters)
 
-    def scratch_bytes(self, max_tokens: int) -> int:
-        """Of forwards of up to `max_tokens`."""
-        return gpu_scratch_bytes(self.spec, max_tokens, self.info.max_position_embeddings)
+    def gpu_trunk(self, max_tokens: int) -> GpuBytes:
+        """With the scratch of forwards of up to `max_tokens`."""
+        expanded = gpu_expanded_bytes(self.spec, self.info.max_position_embeddings)
+        return GpuBytes(self.gpu_trunk_bytes, gpu_scratch_bytes(self.spec, max_tokens), expanded)
+
+    def cpu_scratch_bytes(self, max_tokens: int) -> int:
+        """Of forwards of up to `max_tokens` on the CPU alone."""
+        return cpu_scratch_bytes(self.spec, max_tokens)
 
     def with_expert_format(self, name: str) -> ModelSizes:
         """The same model with its experts in one of `EXPERT_FORMATS`."""

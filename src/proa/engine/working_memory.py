@@ -1,0 +1,54 @@
+"""What an engine takes beside weights and KV cache: planned with them, and compared with a run by `proa plan --verify`.
+
+Constants are what runs on an H200 and on CPUs showed (benchmarks/LOG.md, "Planned and measured memory").
+"""
+
+from __future__ import annotations
+
+from proa.engine.config import EngineConfig
+from proa.models import ExpertInfo, ExpertPlan, GpuBytes, ModelInfo
+from proa.moe.cpu_experts import expert_scratch_bytes
+from proa.moe.hybrid_layers import MAX_FEW_TOKENS, PASS_ROWS
+
+__all__ = ["CPU_PROCESS_BYTES", "captured_graphs", "gpu_rows", "host_rows"]
+
+_MIB = 2**20
+# Logits are there twice, and once more while they are sampled from, sorted with their indices of 8 bytes.
+_BYTES_PER_LOGIT = 4 + 4 + 12
+# Workspace of cuBLAS, and kernels as they are loaded.
+_LIBRARY_BYTES = 96 * _MIB
+# Of a captured decode step beside its logits.
+_GRAPH_BYTES = 4 * _MIB
+# Interpreter, torch and all else: without and with CUDA and compiled Triton kernels.
+CPU_PROCESS_BYTES = 400 * _MIB
+_GPU_PROCESS_BYTES = 1280 * _MIB
+
+
+def captured_graphs(config: EngineConfig) -> int:
+    """Decode steps of up to so many sequences are captured."""
+    return 0 if config.disable_cuda_graph else min(config.cuda_graph_max_bs, config.max_running_requests)
+
+
+def gpu_rows(config: EngineConfig, model: ModelInfo, needed: GpuBytes) -> dict[str, int]:
+    """Bytes of GPU memory by what takes them, in the order in which it is taken; `needed` without its weights."""
+    graphs = captured_graphs(config)
+    logits = 4 * model.vocab_size * graphs * (graphs + 1) // 2  # each keeps those of its own
+    sampling = config.max_running_requests * model.vocab_size * _BYTES_PER_LOGIT
+    return {
+        "workspace": needed.scratch,
+        "CUDA graphs": graphs * _GRAPH_BYTES + logits,
+        "running steps": needed.expanded + sampling + _LIBRARY_BYTES,
+    }
+
+
+def host_rows(config: EngineConfig, info: ExpertInfo, placed: ExpertPlan, max_tokens: int) -> dict[str, int]:
+    """Bytes of RAM beside experts, with the trunk on a GPU. `max_tokens`: of a forward."""
+    # Hidden states to the CPU and results from it, as the strategies of `proa.moe` have them.
+    rows = max_tokens
+    if placed.stream_from is not None:
+        rows = min(max(MAX_FEW_TOKENS, placed.stream_from - 1), max_tokens) + min(PASS_ROWS, max_tokens)
+    elif not placed.on_gpu.any():
+        rows += min(MAX_FEW_TOKENS, max_tokens)
+    exchange = rows * (2 * 4 * info.hidden + 2 * 4 * info.top_k)
+    scratch = expert_scratch_bytes(max_tokens, info.hidden, ((info.intermediate, info.top_k),), config.num_threads)
+    return {"pinned buffers": exchange, "workspace": scratch, "process": _GPU_PROCESS_BYTES}

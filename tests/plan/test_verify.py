@@ -1,0 +1,84 @@
+"""A plan beside a run of the model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from proa.convert.random_model import DIMENSIONS, write_random_model
+from proa.engine.config import EngineConfig
+from proa.plan.hardware import GIB, Machine
+from proa.plan.memory_plan import Wanted, plan_memory
+from proa.plan.model_sizes import read_sizes
+from proa.plan.verify import _Mark, compare, resident_bytes
+
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """1.2 GiB, so that 5 % are more than what the interpreter takes more or less."""
+    tokenizer = tmp_path_factory.mktemp("tokenizer")
+    (tokenizer / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {f"t{i}": i for i in range(4096)}}}))
+    dimensions = replace(
+        DIMENSIONS["tiny"], hidden_size=1024, moe_intermediate_size=768, num_layers=4, num_experts=64, num_heads=16
+    )
+    directory = tmp_path_factory.mktemp("model") / "medium"
+    write_random_model(directory, dimensions, tokenizer)
+    return directory
+
+
+def test_the_plan_of_a_run_on_the_cpu_is_within_5_percent(model: Path) -> None:
+    """In a process of its own, whose resident set is its own."""
+    command = [sys.executable, "-m", "proa.cli.main", "plan", str(model), "--vram", "0", "--bandwidth", "50"]
+    arguments = ["--context", "2048", "--concurrency", "2", "--verify", "--json"]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    rows = {row["name"]: row for row in json.loads(done.stdout)["verified"]}
+    assert abs(rows["total"]["deviation"]) <= 0.05
+    assert rows["total"]["actual"] > 1.2 * GIB
+
+
+def test_comparisons_on_a_gpu(model: Path) -> None:
+    """Stages add up to the total; the reserve is no prediction of what is taken."""
+    sizes = read_sizes(model)
+    plan = plan_memory(sizes, Machine(64 * GIB, 50.0, int(4 * GIB)), Wanted(2048, 2))
+    assert plan.uses_gpu and plan.gpu_experts == 64
+    marks = {
+        name: _Mark(gpu * MIB, ram * MIB)
+        for name, gpu, ram in (
+            ("start", 500, 900),
+            ("loaded", 2000, 1000),
+            ("cache", 2100, 1000),
+            ("built", 2200, 1100),
+        )
+    }
+    rows = compare(sizes, plan, {**marks, "end": _Mark(2300 * MIB, 1300 * MIB)}, tokens=100)
+    gpu = {row.name: row for row in rows if row.device == "GPU"}
+    assert gpu["total"].actual == sum(row.actual for name, row in gpu.items() if name != "total") == 1800 * MIB
+    assert gpu["total"].predicted == sum(row.predicted for name, row in gpu.items() if name != "total")
+    assert gpu["total"].predicted == sum(plan.vram.values()) - plan.vram["reserve"]
+    ram = {row.name: row for row in rows if row.device == "RAM"}
+    assert ram["total"].actual == 1300 * MIB
+    assert ram["total"].deviation == pytest.approx(ram["total"].predicted / (1300 * MIB) - 1)
+
+
+def test_the_engine_of_a_plan_has_its_flags(model: Path) -> None:
+    plan = plan_memory(read_sizes(model), Machine(64 * GIB, 50.0), Wanted(2048, 2))
+    config = plan.engine_config("x")
+    assert EngineConfig.from_json(config.to_json()) == config
+    assert (config.context_length, config.max_running_requests, config.max_total_tokens) == (2048, 2, 4096)
+    assert config.device == "cpu" and config.gpu_experts is None
+
+
+def test_resident_bytes(tmp_path: Path) -> None:
+    (tmp_path / "status").write_text("VmHWM:\t 900 kB\nVmRSS:\t     700 kB\n")
+    assert resident_bytes(tmp_path) == 700 * 1024
+    (tmp_path / "status").write_text("Name: x\n")
+    with pytest.raises(OSError, match="VmRSS"):
+        resident_bytes(tmp_path)
