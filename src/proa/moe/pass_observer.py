@@ -50,12 +50,13 @@ class PassObserver:
         between = [_seconds(*pair) for pair in zip(self._ended, self._started[1:], strict=False)]
         # Decode steps and layers without experts lie between some of the layers.
         trunk = min(between, default=0.0)
-        ratios = [
-            (seconds + trunk) / plan.seconds
-            for seconds, plan in zip(taken, self._plans, strict=True)
-            if plan.cpu and plan.seconds > 0
-        ]
-        self._planner.learn(self._tokens, trunk_s=trunk, slowdown=statistics.median(ratios) if ratios else None)
+        mixed = [(seconds, plan.seconds) for seconds, plan in zip(taken, self._plans, strict=True) if plan.cpu]
+        self._planner.learn(
+            self._tokens,
+            trunk_s=trunk,
+            experts_s=statistics.median(seconds for seconds, _ in mixed) if mixed else None,
+            planned_s=statistics.median(planned for _, planned in mixed) if mixed else 0.0,
+        )
         self._tokens = 0
 
     def _record(self, events: list[torch.cuda.Event]) -> None:

@@ -13,8 +13,9 @@ __all__ = ["PrefillPlanner"]
 
 # How much a pass counts for the next one's expectations.
 _NEW = 0.5
-# The CPU is not taken to be faster or slower than measured by more than this.
-_SCALES = (0.5, 4.0)
+# The CPU is taken to be slower than measured by this factor at most, and never to be faster.
+_MAX_SCALE = 4.0
+_FORGOTTEN = 0.1
 
 
 class PrefillPlanner:
@@ -74,14 +75,17 @@ class PrefillPlanner:
             )
         return plans
 
-    def learn(self, tokens: int, *, trunk_s: float, slowdown: float | None) -> None:
-        """Of a pass: the time of a layer outside its experts, and how much longer than planned layers took.
+    def learn(self, tokens: int, *, trunk_s: float, experts_s: float | None, planned_s: float = 0.0) -> None:
+        """Of a pass: the time of a layer outside its experts, and of its experts; `planned_s` was planned for both.
 
-        `slowdown`: of layers with experts on the CPU, None: there are none. Copies take what they were measured to
-        take, so it is the CPU's.
+        `experts_s`: of layers with experts on the CPU, None: there are none. Copies take what they were measured to
+        take: what is longer than planned is the CPU's.
         """
+        expected = planned_s - tokens * self._trunk_token_s
+        if experts_s is None:  # a CPU that was too slow to be used is tried again some passes later
+            self._cpu_scale += _FORGOTTEN * (1.0 - self._cpu_scale)
+        elif expected > 0:
+            scale = max(1.0, self._cpu_scale * experts_s / expected)
+            self._cpu_scale = min(_MAX_SCALE, self._cpu_scale + _NEW * (scale - self._cpu_scale))
         first = self._trunk_token_s == 0.0
         self._trunk_token_s += (1.0 if first else _NEW) * (trunk_s / tokens - self._trunk_token_s)
-        if slowdown is not None:
-            scale = self._cpu_scale * (1.0 + _NEW * (slowdown - 1.0))
-            self._cpu_scale = min(_SCALES[1], max(_SCALES[0], scale))

@@ -1,0 +1,100 @@
+"""What plans of passes learn from the passes before."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tests.unit.test_prefill_plan import RATES, SIZE
+
+from proa.moe.prefill_planner import PrefillPlanner
+
+EXPERTS, TOP_K = 64, 4
+NONE = np.zeros(EXPERTS, np.bool_)
+
+
+def planner(layers=1, stream_all_from=None):
+    return PrefillPlanner(
+        RATES,
+        SIZE,
+        layers=layers,
+        experts=EXPERTS,
+        top_k=TOP_K,
+        device=torch.device("cpu"),
+        stream_all_from=stream_all_from,
+    )
+
+
+def routing(tokens, weights, seed=0):
+    """Experts of tokens that choose them as often as `weights` say."""
+    rng = np.random.default_rng(seed)
+    keys = np.log(np.maximum(weights, 1e-9)) + rng.gumbel(size=(tokens, EXPERTS))
+    return torch.from_numpy(np.argsort(-keys, axis=1)[:, :TOP_K].astype(np.int32))
+
+
+def cpu_of(plans):
+    return [set(plan.cpu) for plan in plans]
+
+
+def test_experts_that_were_rare_go_to_the_cpu():
+    plan = planner(layers=2)
+    weights = np.ones(EXPERTS)
+    weights[::4] = 0.01
+    rare = set(range(0, EXPERTS, 4))
+    assert cpu_of(plan.plans(2000, [NONE, NONE], [True, True]))[0] != rare
+    plan.count(0, routing(2000, weights))
+    (first, second) = cpu_of(plan.plans(2000, [NONE, NONE], [True, True]))
+    assert rare <= first and not rare <= second
+
+
+def test_what_was_long_ago_counts_little():
+    plan = planner()
+    early, late = np.ones(EXPERTS), np.ones(EXPERTS)
+    early[:16], late[16:32] = 0.01, 0.01
+    plan.count(0, routing(2000, early))
+    for seed in range(6):
+        plan.plans(2000, [NONE], [True])
+        plan.count(0, routing(2000, late, seed))
+    assert set(range(16, 32)) <= cpu_of(plan.plans(2000, [NONE], [True]))[0]
+
+
+def test_no_expert_is_two_places_or_none():
+    here = np.arange(EXPERTS) % 3 == 0
+    (plan,) = planner().plans(1000, [here], [True])
+    assert sorted(plan.streamed + plan.cpu) == np.flatnonzero(~here).tolist()
+    (plan,) = planner().plans(30000, [here], [False])
+    assert plan.streamed == () and plan.cpu == tuple(np.flatnonzero(~here).tolist())
+
+
+def test_a_threshold_decides():
+    plan = planner(stream_all_from=100)
+    assert plan.plans(99, [NONE], [True])[0].streamed == ()
+    assert plan.plans(100, [NONE], [True])[0].cpu == ()
+
+
+def test_the_time_of_the_trunk_is_taken_from_the_cpu():
+    plan = planner()
+    before = plan.plans(2000, [NONE], [True])[0]
+    plan.learn(2000, trunk_s=0.01, experts_s=None)
+    after = plan.plans(2000, [NONE], [True])[0]
+    assert len(after.cpu) < len(before.cpu)
+    assert len(plan.plans(1000, [NONE], [True])[0].cpu) > len(after.cpu), "it is as long as the chunk"
+
+
+@pytest.mark.parametrize("slow", [0.5, 1.0, 1.5, 100.0])
+def test_a_cpu_that_is_slower_than_measured_gets_less_and_more_again(slow):
+    plan = planner()
+    plan.learn(2000, trunk_s=0.002, experts_s=None)
+    start = plan.plans(2000, [NONE], [True])[0]
+    for _ in range(8):
+        now = plan.plans(2000, [NONE], [True])[0]
+        if not now.cpu:
+            break
+        plan.learn(2000, trunk_s=0.002, experts_s=(now.seconds - 0.002) * slow, planned_s=now.seconds)
+    found = plan.plans(2000, [NONE], [True])[0]
+    assert (len(found.cpu) < len(start.cpu)) == (slow > 1.0)
+    for _ in range(60):
+        now = plan.plans(2000, [NONE], [True])[0]
+        taken = 0.5 * (now.seconds - 0.002) if now.cpu else None
+        plan.learn(2000, trunk_s=0.002, experts_s=taken, planned_s=now.seconds)
+    assert len(plan.plans(2000, [NONE], [True])[0].cpu) == len(start.cpu)
