@@ -97,5 +97,5 @@ def test_a_launch_line_of_sglang_serves(start_server):
     (model,) = server.client().models.list().data
     assert (model.id, model.max_model_len) == ("kimi-k2.7-code", 2048)
     notes = server.log.read_text()
-    assert "note: --kt-max-deferred-experts-per-token: no expert is deferred" in notes
+    assert "note: --kt-threadpool-count: threads are pinned to cores found at start" in notes
     assert "note: --trust-remote-code: proa never runs code from a model directory" in notes
