@@ -30,10 +30,10 @@ from proa.ipc.messages import Generate
 class Run:
     """Requests of one engine, and when each of their tokens came."""
 
-    def __init__(self, engine: Engine, vocab_size: int) -> None:
+    def __init__(self, engine: Engine, vocab_size: int, seed: int) -> None:
         self.engine = engine
         self._vocab_size = vocab_size
-        self._random = random.Random(0)
+        self._random = random.Random(seed)  # another one each time: the prefix cache remembers
         self.times: dict[str, list[float]] = {}
 
     def submit(self, rid: str, prompt: int, new: int) -> None:
@@ -58,7 +58,7 @@ class Run:
 
 
 def measure(engine: Engine, vocab_size: int, prompt: int, answers: int) -> dict[str, Any]:
-    run = Run(engine, vocab_size)
+    run = Run(engine, vocab_size, prompt)
     run.submit("warm", min(prompt, 2048), 4)
     run.first_token("warm")
     run.submit("alone", prompt, 1)
