@@ -105,6 +105,9 @@ def test_with_all_experts_there_the_cache_takes_the_rest() -> None:
     assert kv.num_tokens == 16 * 32768
     # 26 GiB of room: all experts and the context of one request, though not of four.
     assert fit(38.3)[0] == 24
+    # A number of tokens is kept: 2 GiB of them and 23 experts.
+    count, kv, _ = fit(38.3, max_total_tokens=4 * 32768)
+    assert count == 23 and kv.num_tokens == 4 * 32768
 
 
 def test_a_long_context_takes_half_of_the_room_unless_it_was_asked_for() -> None:
@@ -116,6 +119,20 @@ def test_a_long_context_takes_half_of_the_room_unless_it_was_asked_for() -> None
     asked = msgspec.structs.replace(settings, context_length=2**20)
     placed = fit_experts(asked, gpu, few, trunk, expert_bytes=EXPERT_BYTES, max_tokens=64)
     assert placed.on_gpu.sum() == 1
+
+
+def test_a_few_experts_are_not_worth_a_shorter_context() -> None:
+    many = dataclasses.replace(
+        MODEL, experts=dataclasses.replace(MODEL.experts, layers=100), max_position_embeddings=2**18
+    )
+    settings = EngineConfig(model_path="", to_engine="", from_engine="", gpu_prefill_threshold=0)
+    trunk = GpuBytes(10 * GIB, GIB // 2)
+    counts = []
+    for free in (17, 50):  # 5 and 36 GiB of room: 2 and 18 of 800 experts in half of it; a request takes 4 GiB
+        gpu = Gpu(0, "GPU", free * GIB, 96 * GIB)
+        placed = fit_experts(settings, gpu, many, trunk, expert_bytes=800 * GIB, max_tokens=64)
+        counts.append(int(placed.on_gpu.sum()))
+    assert counts == [1, 18]
 
 
 def test_a_number_of_experts_is_kept_as_far_as_it_fits() -> None:

@@ -30,6 +30,8 @@ _GIB = 2**30
 _KV_FRACTION = 0.95
 # Requests of full length that the cache is to hold before free memory is for experts.
 _FULL_REQUESTS = 4
+# A smaller part of the experts than this is not worth a shorter context.
+_WORTHWHILE = 0.02
 
 
 def scratch_bytes(config: EngineConfig, model: ModelInfo, needed: GpuBytes) -> int:
@@ -43,7 +45,8 @@ def fit_experts(
     """The experts for the GPU: those asked for as far as they fit, else what the KV cache leaves room for.
 
     Without a number of experts the cache comes first: the context of some requests, in at most half of the room; of one
-    where every expert then fits. `expert_bytes`: of all experts; `max_tokens`: of a forward.
+    where every expert then fits, or where the other half would hold too few experts to matter. `expert_bytes`: of all
+    experts; `max_tokens`: of a forward.
 
     Raises:
         ConfigError: as `expert_budget` and `place_experts`, or all experts of a token are to be late.
@@ -61,11 +64,14 @@ def fit_experts(
     base = size(plan=one)
     room = _available(config, gpu, scratch_bytes(config, model, base)) - scratch_bytes(config, model, base)
     room = int((room - RESERVE_BYTES - base.weights + expert * (1 + one.moves)) * _KV_FRACTION)
-    cache = _cache_bytes(config, model, room, automatic=asked is None)
+    cache, full = _cache_bytes(config, model, room, automatic=asked is None), _context_bytes(config, model)
+    if asked is None and config.max_total_tokens is None:
+        if room - all_experts * expert >= min(cache, full):
+            return place(all_experts)
+        if (room - cache) // expert < _WORTHWHILE * all_experts:
+            cache = max(cache, min(full, room))
     fitting = max(0, room - cache) // expert
-    if fitting >= wanted or room - all_experts * expert >= min(cache, _context_bytes(config, model)):
-        return place(wanted)
-    return place(min(wanted, max(0, fitting - (MAX_MOVES if config.expert_updates else 0))))
+    return place(min(wanted, max(0, fitting - (MAX_MOVES if config.expert_updates and fitting < all_experts else 0))))
 
 
 def _cache_bytes(config: EngineConfig, model: ModelInfo, room: int, *, automatic: bool) -> int:
