@@ -128,11 +128,11 @@ def test_a_few_experts_are_not_worth_a_shorter_context() -> None:
     settings = EngineConfig(model_path="", to_engine="", from_engine="", gpu_prefill_threshold=0)
     trunk = GpuBytes(10 * GIB, GIB // 2)
     counts = []
-    for free in (17, 50):  # 5 and 36 GiB of room: 2 and 18 of 800 experts in half of it; a request takes 4 GiB
+    for free in (17, 50):  # 5 and 36 GiB of room: 2 of 800 experts in half of it, 20 beside four requests of 4 GiB
         gpu = Gpu(0, "GPU", free * GIB, 96 * GIB)
         placed = fit_experts(settings, gpu, many, trunk, expert_bytes=800 * GIB, max_tokens=64)
         counts.append(int(placed.on_gpu.sum()))
-    assert counts == [1, 18]
+    assert counts == [1, 20]
 
 
 def test_a_number_of_experts_is_kept_as_far_as_it_fits() -> None:
