@@ -73,8 +73,9 @@ def test_bfloat16_cache_keeps_the_property(variant, make_case):
 
 
 @covering
-def test_sequences_that_leave_between_layers_change_no_bit(variant, make_case):
+def test_sequences_that_leave_between_layers_change_no_bit(variant, make_case, monkeypatch):
     """Four sequences; after the first layer the second leaves, after the next one the last: nothing moves elsewhere."""
+    monkeypatch.setattr("proa.models.decoder.NARROW_TOKENS", 4)
     model = make_case(variant).model
     ids = [prompt(seed, length) for seed, length in ((1, 9), (2, 20), (3, 1), (4, 17))]
     pager = Pager(model, num_blocks=8)

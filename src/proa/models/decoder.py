@@ -36,6 +36,8 @@ __all__ = ["Decoder", "DecoderSpec", "cpu_scratch_bytes", "gpu_expanded_bytes", 
 MAX_CACHED_ROWS = 64
 # Of the largest decode step (engine.config).
 MAX_STEP_TOKENS = 1024
+# Rows that are copied at a time when others leave a pass.
+NARROW_TOKENS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,12 +322,13 @@ class Decoder:
         return torch.empty(count, self._spec.vocab_size, device=self._workspace.device.torch_device)
 
     def _narrow(self, rows: Rows, kept: torch.Tensor, *, beside: bool) -> Rows:
-        """Scratch views whose residual and delta are rows `kept` [K] of those of `rows`."""
-        # Copied first: both sets of views begin at the same memory.
-        residual, delta = rows.residual.index_select(0, kept), rows.delta.index_select(0, kept)
+        """Scratch views whose residual and delta are rows `kept` [K], ascending, of those of `rows`."""
         narrowed = self._rows_of(kept.shape[0], beside=beside)
-        narrowed.residual.copy_(residual)
-        narrowed.delta.copy_(delta)
+        # Both sets of views begin at the same memory: a row moves towards the front, past none that is still to move.
+        for first in range(0, kept.shape[0], NARROW_TOKENS):
+            some = kept[first : first + NARROW_TOKENS]
+            for source, target in ((rows.residual, narrowed.residual), (rows.delta, narrowed.delta)):
+                target[first : first + len(some)] = source.index_select(0, some)
         return narrowed
 
     def _rows_of(self, tokens: int, *, beside: bool) -> Rows:
