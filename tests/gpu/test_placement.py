@@ -105,11 +105,15 @@ def test_bfloat16_logits_by_agreement(name, make_case, runtime, trunk, device):
 
 
 @pytest.mark.parametrize("name", FLOAT32)
-@pytest.mark.parametrize("graphs", [False, True])
-def test_tokens_while_experts_change_places(name, graphs, make_case, runtime, trunk, device):
-    """More than 100 swaps between the steps of answers, over layers, seen by graphs that were captured before."""
+@pytest.mark.parametrize(("graphs", "stream_from"), [(False, None), (True, None), (True, FEW_TOKENS)])
+def test_tokens_while_experts_change_places(name, graphs, stream_from, make_case, runtime, trunk, device):
+    """More than 100 swaps between the steps of answers, over layers, seen by graphs that were captured before.
+
+    Where prompts stream, what crosses the bus are the experts that are in RAM by then.
+    """
     case = case_of(make_case, name)
-    model = load(case.path, runtime, trunk, plan_of(case.path, 0.4, moves=3, ram_slots=2))
+    streamed = {"stream_from": stream_from, "stream_all": True, "ring_bytes": 1 << 20} if stream_from else {}
+    model = load(case.path, runtime, trunk, plan_of(case.path, 0.4, moves=3, ram_slots=2, **streamed))
     updates, rng = model.expert_usage.updates, np.random.default_rng(0)
     ids = tokens()[:PROMPT]
     expected = answer(case.model, ids, "cpu")
