@@ -11,6 +11,8 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
+import pytest
 from engines import FAKE, PYTHON, is_alive, until, wait_until
 
 from proa.core import env
@@ -117,6 +119,15 @@ async def test_a_killed_keeper_takes_the_command_and_its_group_along():
     os.kill(process._keeper.pid, signal.SIGKILL)
     await process.wait()
     await until(lambda: not any(map(is_alive, members)), 5)
+
+
+async def test_a_start_that_is_given_up_leaves_nothing(monkeypatch):
+    """The keeper is there, but its word does not come in time."""
+    monkeypatch.setattr("proa.gateway.process._KEEPER_SECONDS", 0.0)
+    before = set(psutil.Process().children(recursive=True))
+    with pytest.raises(TimeoutError):
+        await start("import time; time.sleep(3600)")
+    await until(lambda: set(psutil.Process().children(recursive=True)) <= before)
 
 
 async def test_a_descriptor_that_got_away_holds_nobody_up(monkeypatch):

@@ -342,3 +342,47 @@ async def test_closing_refuses_and_cleans_up(supervise, fake):
     with pytest.raises(GatewayStoppingError):
         await supervisor.load("m")
     assert not any(map(is_alive, model.pids + slow.pids))
+
+
+async def test_one_installation_at_a_time_and_none_for_a_start_that_is_ended(supervise, fake):
+    model = fake("m", backend="kt", auto_build=True)
+    supervisor = await supervise(model)
+    await supervisor._installing.acquire()
+    ticket = supervisor.ticket("m")
+    await asyncio.sleep(0.1)
+    assert not model.journal("started")
+    await supervisor.unload("m")
+    with pytest.raises(EngineFailedError, match="unloaded"):
+        await ticket.lease()
+    second = supervisor.ticket("m")
+    supervisor._installing.release()
+    await second.lease()
+    assert not supervisor._installing.locked()
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(OSError("no more processes"), "could not be started: no more"), (KeyError("x"), "see its log")],
+)
+async def test_a_start_that_fails_in_the_gateway_is_a_failure_like_others(
+    supervise, fake, monkeypatch, caplog, error, reason
+):
+    async def fail(*_):
+        raise error
+
+    monkeypatch.setattr("proa.gateway.engine_run.KeptProcess.start", fail)
+    supervisor = await supervise(fake("m"))
+    with pytest.raises(EngineFailedError, match=reason):
+        await supervisor.acquire("m")
+    assert status(supervisor).state is State.FAILED
+    assert ("KeyError" in caplog.text) == isinstance(error, KeyError)
+
+
+async def test_halting_before_the_process_runs_starts_none(supervise, fake, monkeypatch):
+    model = fake("m")
+    supervisor = await supervise(model)
+    ticket = supervisor.ticket("m")
+    await supervisor.unload("m")
+    with pytest.raises(EngineFailedError):
+        await ticket.lease()
+    assert not model.journal("started") and status(supervisor).state is State.STOPPED

@@ -187,7 +187,7 @@ class EngineRun:
 
     async def _keep_watching(self, process: KeptProcess) -> None:
         """Note what is read, tell of progress, and once of its absence."""
-        pause = min(self._model.stall_timeout / 4, _LONGEST_POLL_S)
+        pause = max(_FIRST_POLL_S, min(self._model.stall_timeout / 4, _LONGEST_POLL_S))
         while True:
             await asyncio.sleep(pause)
             self._watch.saw_reads(await asyncio.to_thread(_bytes_read, process), self._clock())
