@@ -70,6 +70,7 @@ class KeptProcess:
             await process._read_pid()
         except BaseException:
             process.kill()
+            await process.wait()
             raise
         return process
 
