@@ -114,6 +114,7 @@ class PrefillPass:
 
     def give(self, layer: int, x: torch.Tensor, topk: TopK, rows: torch.Tensor) -> None:
         """Sends these tokens to the CPU, which begins."""
+        self.worker.resume()  # it has slept since the layer before
         gathered = self._gathered[: rows.numel()]
         torch.index_select(x, 0, rows, out=gathered)
         self.exchange.give(gathered, TopK(topk.ids[rows], topk.weights[rows]), self._others[layer])
