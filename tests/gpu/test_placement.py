@@ -67,7 +67,7 @@ def test_float32_logits_and_tokens_wherever_experts_are(name, make_case, runtime
     bound = NOISE_FACTOR * rounding_noise(case, ids, exact)
     expected = answer(case.model, ids, "cpu")
     for share, stream_from in PLACES:
-        model = load(case.path, runtime, trunk, plan_of(case.path, share, stream_from=stream_from, ring_bytes=1 << 20))
+        model = load(case.path, runtime, trunk, plan_of(case.path, share, stream_from=stream_from))
         pages = Pager(model, num_blocks=8, device=device)
         sequence = pages.sequence(PROMPT)
         for chunk in ids.split(FEW_TOKENS):
@@ -112,8 +112,8 @@ def test_tokens_while_experts_change_places(name, graphs, stream_from, make_case
     Where prompts stream, what crosses the bus are the experts that are in RAM by then.
     """
     case = case_of(make_case, name)
-    streamed = {"stream_from": stream_from, "stream_all": True, "ring_bytes": 1 << 20} if stream_from else {}
-    model = load(case.path, runtime, trunk, plan_of(case.path, 0.4, moves=3, ram_slots=2, **streamed))
+    plan = plan_of(case.path, 0.4, moves=3, ram_slots=2, stream_from=stream_from)
+    model = load(case.path, runtime, trunk, plan)
     updates, rng = model.expert_usage.updates, np.random.default_rng(0)
     ids = tokens()[:PROMPT]
     expected = answer(case.model, ids, "cpu")

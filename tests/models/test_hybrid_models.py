@@ -48,6 +48,9 @@ def case_of(make_case, name):
 
 
 def plan_of(path, share, **fields):
+    """That part of the experts on the GPU, at random; with `stream_from` all others stream, whatever is fastest."""
+    if fields.get("stream_from") is not None:
+        fields = {"stream_all": True, "ring_bytes": 1 << 20, **fields}
     info = inspect(Checkpoint.open(path)).experts
     budget = ExpertBudget.ratio(info.layers, info.experts, share)
     return ExpertPlan(place("random", budget).on_gpu, **fields)
@@ -57,7 +60,7 @@ def plan_of(path, share, **fields):
 @pytest.mark.parametrize(("share", "stream_from"), [(0.0, None), (0.4, None), (1.0, None), (0.0, 20), (0.4, 20)])
 def test_greedy_tokens_wherever_experts_are(name, share, stream_from, make_case, device, driver, monkeypatch):
     case = case_of(make_case, name)
-    plan = plan_of(case.path, share, stream_from=stream_from, ring_bytes=1 << 20)
+    plan = plan_of(case.path, share, stream_from=stream_from)
     model = load_hybrid(monkeypatch, case.path, device, driver, plan, expert_activations="trunk")
     ids = tokens()[:PROMPT]
     assert greedy(model, ids, ANSWER) == greedy(case.model, ids, ANSWER)
@@ -117,7 +120,7 @@ def test_an_engine_whose_experts_move_between_and_not_within_passes(
 ):
     """Long prompts stop between layers for decode steps of others, while swaps are proposed all the time."""
     case = case_of(make_case, "glm_norm_bias")
-    plan = plan_of(case.path, 0.4, moves=4, ram_slots=3, stream_from=stream_from, ring_bytes=1 << 20)
+    plan = plan_of(case.path, 0.4, moves=4, ram_slots=3, stream_from=stream_from)
     model = load_hybrid(monkeypatch, case.path, device, driver, plan, expert_activations="trunk")
     updates, rng, switched_in_pass = model.expert_usage.updates, np.random.default_rng(0), []
     take = model.expert_usage._counts.take
@@ -160,11 +163,12 @@ def demo(runtime):
 
 
 @pytest.mark.parametrize(
-    ("share", "fields"), [(0.4, {"stream_from": 20}), (1.0, {}), (0.3, {"moves": 8, "ram_slots": 4})]
+    ("share", "fields"),
+    [(0.4, {"stream_from": 20, "ring_bytes": 4 << 20}), (1.0, {}), (0.3, {"moves": 8, "ram_slots": 4})],
 )
 def test_the_demo_model_answers_alike_wherever_its_experts_are(share, fields, demo, device, driver, monkeypatch):
     path, ids, expected = demo
-    plan = plan_of(path, share, ring_bytes=4 << 20, **fields)
+    plan = plan_of(path, share, **fields)
     model = load_hybrid(monkeypatch, path, device, driver, plan, expert_activations="trunk")
     pager, found, chunk = Pager(model, num_blocks=8), [], ids
     sequence = pager.sequence(len(ids) + DEMO_ANSWER)
