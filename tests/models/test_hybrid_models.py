@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from tests.models.conftest import MAX_TOKENS
 from tests.models.hybrid_models import load_hybrid
 from tests.models.paging import Pager
 from tests.models.test_gpu_trunk import greedy
-from tests.models.test_oracle import tokens
+from tests.models.test_oracle import NOISE_FACTOR, reference_logits, rounding_noise, tokens
 from tests.models.variants import VARIANTS
 from tokenizers import Tokenizer
 
@@ -58,11 +60,18 @@ def plan_of(path, share, **fields):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("share", "stream_from"), [(0.0, None), (0.4, None), (1.0, None), (0.0, 20), (0.4, 20)])
-def test_greedy_tokens_wherever_experts_are(name, share, stream_from, make_case, device, driver, monkeypatch):
+def test_logits_and_greedy_tokens_wherever_experts_are(
+    name, share, stream_from, make_case, device, driver, monkeypatch
+):
+    """Logits within the bound that the native kernels are held to, and the native kernels' tokens."""
     case = case_of(make_case, name)
     plan = plan_of(case.path, share, stream_from=stream_from)
     model = load_hybrid(monkeypatch, case.path, device, driver, plan, expert_activations="trunk")
     ids = tokens()[:PROMPT]
+    exact = reference_logits(copy.deepcopy(case.reference).double(), ids)
+    pager = Pager(model, num_blocks=8)
+    served = pager.forward([(pager.sequence(PROMPT), ids)])
+    assert (served.double() - exact).abs().max().item() <= NOISE_FACTOR * rounding_noise(case, ids, exact)
     assert greedy(model, ids, ANSWER) == greedy(case.model, ids, ANSWER)
 
 
