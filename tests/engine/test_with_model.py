@@ -67,7 +67,7 @@ def same(first: list[Result], second: list[Result]) -> bool:
 
 
 def check_all_ways(checkpoint: Path, **config: object) -> None:
-    """Alone, batched, prefix-cached, chunked and preempted: the same bits."""
+    """Alone, batched, prefix-cached, chunked, interleaved and preempted: the same bits."""
     one_by_one = load(checkpoint, max_running_requests=1, disable_radix_cache=True, num_threads=1, **config)
     alone = run_all(one_by_one, "alone")
     assert len({tuple(result.tokens) for result in alone}) == NUM_SEQUENCES
@@ -79,6 +79,9 @@ def check_all_ways(checkpoint: Path, **config: object) -> None:
     assert same(again, alone) and again[-1].cached_tokens == 112
     for chunk in (5, 16):
         assert same(run_all(load(checkpoint, chunked_prefill_size=chunk, **config), "chunked"), alone)
+    # A decode step after every layer of a pass.
+    interleaved = load(checkpoint, chunked_prefill_size=60, max_decode_gap_ms=0.001, **config)
+    assert same(run_all(interleaved, "interleaved"), alone)
     for block_size in (1, 7, 64):
         assert same(run_all(load(checkpoint, block_size=block_size, **config), "blocks"), alone)
 
