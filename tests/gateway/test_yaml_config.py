@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 import textwrap
 
 import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from proa.gateway.backends import BACKENDS
 from proa.gateway.config import GatewayConfig, Group, ModelConfig
@@ -206,6 +211,9 @@ def test_what_the_schema_cannot_say():
         ("models:\n  1: {path: /a}", "line 2: models.1: expected a text as key, got 1. Fix: put it in quotes"),
         ("models:\n  a: {path: [}", "line 2: file: expected YAML"),
         ("a: !!python/object:os.system {}", "line 1: file: expected YAML"),
+        ("a: !!python/name:os.system", "line 1: a: expected a JSON value"),
+        ("models:\n  a: {ttl: .nan}", "line 2: models.a.ttl: expected a JSON value, got .nan. Fix: put it in quotes"),
+        ("models:\n  a: {params: {x: 2020-01-01}}", "line 2: models.a.params.x: expected a JSON value"),
         ("models: {}\n---\nmodels: {}", "line 2: file: expected YAML"),
         ("a: &x [*x]", "levels, got more"),
         ('models:\n  a:\n    path: /a\n    args: "it\'s"', "line 4: models.a.args: expected a command line"),
@@ -228,3 +236,30 @@ def test_units():
             assert parse_size(text) == size
     with pytest.raises(ValueError, match="soon"):
         parse_duration("soon")
+
+
+def test_integers_are_integers():
+    config = parse_yaml("port: 8081.0\nmodels: {m: {path: /m, context_length: 4096.0}}", "g")
+    assert (repr(config.port), repr(config.models["m"].context_length)) == ("8081", "4096")
+
+
+KEYS = st.sampled_from(sorted({**schema()["properties"], **schema()["$defs"]["settings"]["properties"], "x": 0}))
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-1, 70000) | st.floats() | st.text(max_size=5)
+    | st.sampled_from(["5m", "1GiB", "/p", "${PORT}", "kt", "command", "never", "a 'b"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(KEYS | st.sampled_from("mn"), inner, max_size=3),
+    max_leaves=4,
+)  # fmt: skip
+MODELS = st.dictionaries(st.sampled_from("mn"), st.dictionaries(KEYS, VALUES, max_size=2), min_size=1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.dictionaries(KEYS, VALUES, max_size=1), MODELS)
+def test_whatever_stands_there_is_a_configuration_or_a_problem(top, models):
+    """What is a configuration can be run: its values have the types of the fields."""
+    models = {name: {"path": "/p", **model} for name, model in models.items()}
+    with contextlib.suppress(InvalidConfigError):
+        for model in parse_yaml(yaml.safe_dump({**top, "models": models}), "g").models.values():
+            assert all(isinstance(word, str) for word in (*model.command, *model.args, *model.env.values()))
+            assert (model.ttl is None or model.ttl >= 0) and model.stall_timeout >= 0
+            json.dumps([dict(model.params), *map(dict, model.aliases.values())], allow_nan=False)

@@ -22,6 +22,7 @@ from proa.gateway.yaml_source import KeyPath, YamlSource, read_yaml
 __all__ = ["parse_yaml", "schema"]
 
 _DURATIONS = ("stall_timeout", "stop_timeout", "drain_timeout", "ttl", "cancel_load_after")
+_INTEGERS = ("context_length", "port", "max_running", "max_waiting")
 _TYPE_NAMES = {
     "object": "keys with values", "array": "a list", "string": "a text", "integer": "an integer", "number": "a number",
     "boolean": "true or false", "null": "nothing",
@@ -55,17 +56,22 @@ def parse_yaml(text: str, name: str) -> GatewayConfig:
 
 def _built(raw: Mapping[str, Any], name: str) -> GatewayConfig:
     defaults = raw.get("defaults", {})
-    fields: dict[str, Any] = {key: raw[key] for key in ("host", "port", "log_lines") if key in raw}
+    fields: dict[str, Any] = {key: int(raw[key]) for key in ("port", "log_lines") if key in raw}
+    if "host" in raw:
+        fields["host"] = raw["host"]
     if "patience" in raw:
         fields["patience"] = parse_duration(raw["patience"])
-    groups = raw.get("groups", {})
     return GatewayConfig(
         models={name: _model(name, {**defaults, **own}) for name, own in raw["models"].items()},
-        groups={key: Group(**{**group, "members": tuple(group["members"])}) for key, group in groups.items()},
+        groups={name: _group(group) for name, group in raw.get("groups", {}).items()},
         memory_budget=_memory(raw.get("memory_budget", {})),
         source=name,
         **fields,
     )
+
+
+def _group(raw: Mapping[str, Any]) -> Group:
+    return Group(members=tuple(raw["members"]), max_loaded=int(raw.get("max_loaded", 1)))
 
 
 def _model(name: str, raw: Mapping[str, Any]) -> ModelConfig:
@@ -76,6 +82,9 @@ def _model(name: str, raw: Mapping[str, Any]) -> ModelConfig:
     for key in _DURATIONS:
         if key in fields:
             fields[key] = None if fields[key] in {"never", None} else parse_duration(fields[key])
+    for key in _INTEGERS:
+        if fields.get(key) is not None:
+            fields[key] = int(fields[key])  # to JSON schema 1.0 is an integer
     if "memory" in fields:
         fields["memory"] = _memory(fields["memory"])
     if "env" in fields:

@@ -14,7 +14,11 @@ __all__ = ["KeyPath", "YamlSource", "read_yaml"]
 
 KeyPath = tuple[str | int, ...]
 _MAX_DEPTH = 20
-_MERGE = "tag:yaml.org,2002:merge"
+_TAG = "tag:yaml.org,2002:"
+_MERGE = f"{_TAG}merge"
+# What JSON has too: parameters become parts of request bodies.
+_SCALARS = {f"{_TAG}{kind}" for kind in ("str", "int", "float", "bool", "null")}
+_NO_NUMBER = {".nan", ".inf", "+.inf", "-.inf"}
 
 
 @dataclass(slots=True)
@@ -71,6 +75,9 @@ def _walk(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], problems: l
         for key, value in sorted(node.value, key=lambda pair: pair[0].tag != _MERGE):
             _walk_entry(key, value, path, lines, problems)
         _check_keys([key for key, _ in node.value if key.tag != _MERGE], path, problems)
+    elif node.tag not in _SCALARS or (node.tag == f"{_TAG}float" and node.value.lower() in _NO_NUMBER):
+        line = node.start_mark.line + 1
+        problems.append(ConfigProblem(line, ".".join(map(str, path)), "a JSON value", node.value, "put it in quotes"))
 
 
 def _walk_entry(
@@ -90,7 +97,7 @@ def _check_keys(keys: list[yaml.Node], path: KeyPath, problems: list[ConfigProbl
     for key in keys:
         line = key.start_mark.line + 1
         name = ".".join(map(str, (*path, key.value)))
-        if key.tag != "tag:yaml.org,2002:str":
+        if key.tag != f"{_TAG}str":
             problems.append(ConfigProblem(line, name, "a text as key", str(key.value), "put it in quotes"))
         elif key.value in seen:
             problems.append(ConfigProblem(line, name, "a key once", f"again, after line {seen[key.value]}"))
