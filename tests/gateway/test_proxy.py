@@ -120,6 +120,22 @@ def test_what_has_no_engine_is_refused_with_a_reason(gateway, body, status, code
     assert anthropic["type"] == "error" and set(anthropic["error"]) == {"type", "message"}
 
 
+def test_a_body_without_a_length_is_taken_up_to_the_limit(gateway):
+    def send(pieces):
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: test\r\nexpect: 100-continue\r\ntransfer-encoding: chunked\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", gateway.port), timeout=20) as connection:
+            connection.sendall(head.encode())
+            assert connection.recv(100).startswith(b"HTTP/1.1 100 ")
+            for piece in pieces:
+                connection.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
+            connection.sendall(b"0\r\n\r\n")
+            return read_answer(connection)
+
+    assert send([b'{"model": ', b'"m", "tag": 1}']).status == 200
+    assert gateway.journal("m", "request")[-1]["body"] == {"model": "m", "tag": 1}
+    assert send([b'{"model": "m", "pad": "', b"x" * 60_000, b"x" * 60_000, b'"}']).status == 413
+
+
 def test_a_path_names_a_model_for_what_has_no_body(gateway):
     assert gateway.get("/upstream/m/v1/models?x=1").json()["object"] == "list"
     assert gateway.get("/upstream/nobody/v1/models").status_code == 404
