@@ -75,6 +75,20 @@ def test_logits_and_greedy_tokens_wherever_experts_are(
     assert greedy(model, ids, ANSWER) == greedy(case.model, ids, ANSWER)
 
 
+@pytest.mark.parametrize("name", NAMES[:2])
+def test_logits_of_prompts_whose_experts_are_where_they_are_done_first(name, make_case, device, driver, monkeypatch):
+    """Planned from measured rates, several prompts one after another: plans change with what they have shown."""
+    case = case_of(make_case, name)
+    plan = plan_of(case.path, 0.2, stream_from=20, stream_all=False)
+    model = load_hybrid(monkeypatch, case.path, device, driver, plan, expert_activations="trunk")
+    pager = Pager(model, num_blocks=16)
+    for seed in range(4):
+        ids = tokens(PROMPT, seed)
+        exact = reference_logits(copy.deepcopy(case.reference).double(), ids)
+        served = pager.forward([(pager.sequence(PROMPT), ids)])
+        assert (served.double() - exact).abs().max().item() <= NOISE_FACTOR * rounding_noise(case, ids, exact)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy_tokens_while_experts_change_places(name, make_case, device, driver, monkeypatch):
     """More than 100 swaps, across layers, between the steps of an answer: its tokens, and every expert in one place."""
