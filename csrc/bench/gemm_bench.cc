@@ -5,11 +5,12 @@
 //
 //   cmake -S . -B build/bench -DPROA_BUILD_PYTHON=OFF -DPROA_BUILD_BENCH=ON && cmake --build build/bench
 //   build/bench/gemm_bench [--shape OUT IN] [--format F] [--kernel K] [--tokens 1,16,256] [--threads N]
-//                          [--rows R] [--seconds S] [--quantile Q] [--fine]
+//                          [--rows R] [--seconds S] [--quantile Q] [--fine P]
 //
 // Default: 2048 7168, all formats and kernels (K is a prefix), 1 to 256 tokens, one thread, calls of 256
-// rows. --fine: int8 activations in two planes. With several threads all run at once, each with weights of
-// its own: `--threads 1` beside `--threads 2` shows whether two CPUs are one core.
+// rows. --fine: the part of the groups of int8 activations that have two planes. With several threads all run
+// at once, each with weights of its own: `--threads 1` beside `--threads 2` shows whether two CPUs are one
+// core.
 #include <time.h>
 
 #include <algorithm>
@@ -17,6 +18,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <random>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -46,7 +48,7 @@ struct Options {
   int64_t rows = 256;
   double seconds = 0.5;
   double quantile = 0.5;
-  float fine_above = std::numeric_limits<float>::infinity();
+  double fine = 0.0;
 };
 
 double cpu_seconds() {
@@ -98,11 +100,18 @@ class Work {
       if (kernel.quantize == nullptr)
         std::memcpy(rows + t * row_bytes, x.data(), static_cast<size_t>(row_bytes));
       else
-        kernel.quantize(x.data(), 0, shape_.in_features, shape_.in_features, options.fine_above,
-                        rows + t * row_bytes);
+        quantize(x.data(), options.fine, rows + t * row_bytes);
     }
     rows_ = {rows, row_bytes, nullptr};
     out_.resize(static_cast<size_t>(tokens * shape_.out_features));
+  }
+
+  // Groups get two planes at random.
+  void quantize(const float* x, double fine, std::byte* row) {
+    const int64_t in = shape_.in_features, group = gemm::act_group(kernel_.act);
+    for (int64_t k = 0; k < in; k += group)
+      kernel_.quantize(x + k, k, std::min(group, in - k), in,
+                       draw_(rng_) < fine ? gemm::kAllFine : std::numeric_limits<float>::infinity(), row);
   }
 
   // CPU seconds of a call.
@@ -128,6 +137,8 @@ class Work {
   format::Shape shape_;
   int64_t panels_, tokens_;
   int64_t bytes_ = 0, copies_ = 0;
+  std::mt19937 rng_{1};
+  std::uniform_real_distribution<double> draw_;
   base::Arena arena_;
   std::span<std::byte> memory_;
   gemm::ActRows rows_;
@@ -230,7 +241,7 @@ Options parse(int argc, char** argv) {
     } else if (name == "--seconds") {
       options.seconds = std::atof(next());
     } else if (name == "--fine") {
-      options.fine_above = gemm::kAllFine;
+      options.fine = std::atof(next());
     } else if (name == "--quantile") {
       options.quantile = std::clamp(std::atof(next()), 0.0, 1.0);
     } else {

@@ -44,6 +44,7 @@ struct FormatInfo {
   void (*pack_panel)(const RawWeight& raw, int64_t panel, std::byte* dst) noexcept;
   // Element k of row `row` (0 .. 15) of a panel.
   float (*decode)(const std::byte* panel, int64_t in_features, int64_t row, int64_t k) noexcept;
+  bool has_minimum = false;  // codes of a group are above one
 };
 
 inline const char* any_shape(const Shape&) noexcept { return nullptr; }

@@ -339,8 +339,8 @@ inline const char* reject_grouped(const Shape& shape) noexcept {
 
 // The row of the format in the table of formats.
 template <class F>
-inline constexpr FormatInfo kGroupedInfo = {F::kFormat,      F::kName,         reject_grouped<F>,
-                                            F::raw_spec,     F::kRowScale,     GroupedLayout<F>::panel_bytes,
-                                            pack_grouped<F>, decode_grouped<F>};
+inline constexpr FormatInfo kGroupedInfo = {F::kFormat,      F::kName,          reject_grouped<F>,
+                                            F::raw_spec,     F::kRowScale,      GroupedLayout<F>::panel_bytes,
+                                            pack_grouped<F>, decode_grouped<F>, F::kMinimum};
 
 }  // namespace proa::format

@@ -16,14 +16,11 @@
 template <class F>
 void quantize(const float* x, int64_t first, int64_t count, int64_t in_features, float fine_above,
               std::byte* row) noexcept {
-  const QuantizedRowWriter dst = quantized_row_writer<F>(row, in_features, fine_above);
+  const QuantizedRowWriter dst = quantized_row_writer<F>(row, in_features);
   for (int64_t k = first; k < first + count; k += format::kGroup) {
     const int64_t g = k / format::kGroup;
     GroupSums sums;
-    const int64_t at = g * dst.step;
-    const bool fine =
-        quantize_group(x + k - first, fine_above, dst.q + at, dst.high + at, dst.scale + g, sums.v);
-    dst.fine[g] = fine_above < 0.0f ? 2 : fine;
+    dst.fine[g] = quantize_group(x + k - first, fine_above, dst.q + k, dst.high + k, dst.scale + g, sums.v);
     if constexpr (F::kMinimum) sum_halves(x + k - first, sums.x);
     write_sums<F>(dst.scale[g], sums, g, in_features, dst.sums);
   }

@@ -31,7 +31,8 @@ class JobActivations {
       for (int64_t row = begin; row < end; ++row) {
         const LinearJob& job = jobs[static_cast<size_t>(row / num_tokens)];
         const float* x = job.x + row % num_tokens * job.x_stride;
-        kernel.quantize(x, 0, in, in, fine_above(kernel.act, x, in), quantized_.get() + row * row_bytes_);
+        kernel.quantize(x, 0, in, in, fine_above(kernel, x, in, act_budget(kernel).input),
+                        quantized_.get() + row * row_bytes_);
       }
     };
     if (tiny || rows * in < kTinyProducts)

@@ -3,10 +3,9 @@
 //
 //   row:   q int8 [in] | high int8 [in] | scale f32 [in/32] | sums [in/32], or [in/16] with halves; twice for
 //          formats with a minimum | fine u8 [in/32] | padding to 64 bytes
-//   The two planes of rows that are fine throughout (kAllFine) stand in turns, 32 columns each: q | high | q
-//   .., which is how AMX tiles take them. All rows of a multiplication are of one kind. fine: 0, 1, or 2
-//   throughout q and high of 8 columns 8j .. 8j+7:   8j 8j+2 8j+4 8j+6 | 8j+1 8j+3 8j+5 8j+7     (even, then
-//   odd: format/grouped.h)
+//   fine: 0 or 1
+//   q and high of 8 columns 8j .. 8j+7:   8j 8j+2 8j+4 8j+6 | 8j+1 8j+3 8j+5 8j+7     (even, then odd:
+//   format/grouped.h)
 //
 //   d = absmax / 127, fine: / 1016; v = round half to even(x / d) in -127 .. 127, fine: -1016 .. 1016; d = 0
 //   gives v = 0
@@ -64,10 +63,6 @@ struct QuantizedRow {
   const int32_t* offset;  // the sums as integers or as floats: one of the two is what was written
   const float* sum;
   const float* rest;  // behind the sums; only with a minimum
-
-  bool in_turns() const noexcept { return fine[0] == 2; }
-  // Bytes from a group to the next one.
-  int64_t step() const noexcept { return in_turns() ? 2 * format::kGroup : format::kGroup; }
 };
 
 // From the scales of a row to its flags.
@@ -79,16 +74,14 @@ template <class F>
 inline QuantizedRow quantized_row(const std::byte* row, int64_t in_features) noexcept {
   const std::byte* scale = row + 2 * in_features;
   const std::byte* sums = scale + in_features / format::kGroup * 4;
-  QuantizedRow result{reinterpret_cast<const int8_t*>(row),
-                      reinterpret_cast<const int8_t*>(row),
-                      reinterpret_cast<const uint8_t*>(scale + fine_offset(in_features, kActSums<F>)),
-                      reinterpret_cast<const float*>(scale),
-                      reinterpret_cast<const int32_t*>(sums),
-                      reinterpret_cast<const float*>(sums),
-                      reinterpret_cast<const float*>(sums) +
-                          format::GroupedLayout<F>::kHalves * (in_features / format::kGroup)};
-  result.high += result.in_turns() ? format::kGroup : in_features;
-  return result;
+  return {reinterpret_cast<const int8_t*>(row),
+          reinterpret_cast<const int8_t*>(row) + in_features,
+          reinterpret_cast<const uint8_t*>(scale + fine_offset(in_features, kActSums<F>)),
+          reinterpret_cast<const float*>(scale),
+          reinterpret_cast<const int32_t*>(sums),
+          reinterpret_cast<const float*>(sums),
+          reinterpret_cast<const float*>(sums) +
+              format::GroupedLayout<F>::kHalves * (in_features / format::kGroup)};
 }
 
 struct QuantizedRowWriter {
@@ -97,20 +90,14 @@ struct QuantizedRowWriter {
   uint8_t* fine;
   float* scale;
   std::byte* sums;
-  int64_t step;
 };
 
 template <class F>
-inline QuantizedRowWriter quantized_row_writer(std::byte* row, int64_t in_features,
-                                               float fine_above) noexcept {
+inline QuantizedRowWriter quantized_row_writer(std::byte* row, int64_t in_features) noexcept {
   std::byte* scale = row + 2 * in_features;
-  const bool in_turns = fine_above < 0.0f;
-  return {reinterpret_cast<int8_t*>(row),
-          reinterpret_cast<int8_t*>(row) + (in_turns ? format::kGroup : in_features),
+  return {reinterpret_cast<int8_t*>(row), reinterpret_cast<int8_t*>(row) + in_features,
           reinterpret_cast<uint8_t*>(scale + fine_offset(in_features, kActSums<F>)),
-          reinterpret_cast<float*>(scale),
-          scale + in_features / format::kGroup * 4,
-          in_turns ? 2 * format::kGroup : format::kGroup};
+          reinterpret_cast<float*>(scale), scale + in_features / format::kGroup * 4};
 }
 
 // The sums of a group's columns 0 .. 15 and 16 .. 31: of v and of x.

@@ -22,6 +22,8 @@ constexpr int64_t kResultBytes = 8 << 20;
 // Quantizing or copying less than this is done by the caller: a fork would take longer.
 constexpr int64_t kForkFloats = 64 * 1024;
 
+constexpr auto kFloatBytes = static_cast<int64_t>(sizeof(float));
+
 constexpr int64_t padded(int64_t bytes) noexcept { return ceil_div(bytes, 64) * 64; }
 
 void add(float* sum, const float* row, int64_t n) noexcept {
@@ -57,8 +59,9 @@ ExpertLayer::ExpertLayer(ExpertWorkspace& workspace, const ExpertLayerConfig& co
                   : 0),
       loaded_(static_cast<size_t>(config.num_experts)) {
   input_row_bytes_ = gemm::act_row_bytes(config.gate_up_kernel->act, config.hidden);
-  quantizes_intermediate_ = config.down_kernel->quantize != nullptr;
-  intermediate_row_bytes_ = quantizes_intermediate_
+  quantizes_rows_ = gemm::has_planes(config.down_kernel->act);
+  quantizes_pieces_ = config.down_kernel->quantize != nullptr && !quantizes_rows_;
+  intermediate_row_bytes_ = quantizes_rows_ || quantizes_pieces_
                                 ? gemm::act_row_bytes(config.down_kernel->act, config.intermediate)
                                 : padded(4 * config.intermediate);
   const int64_t max_pairs = workspace.max_tokens() * config.max_top_k;
@@ -72,6 +75,7 @@ ExpertLayer::ExpertLayer(ExpertWorkspace& workspace, const ExpertLayerConfig& co
       .gathered_bytes = gemm::reads_in_place(config.gate_up_kernel->act)
                             ? std::min(max_pairs * input_row_bytes_, kMaxGatheredBytes)
                             : 0,
+      .product_bytes = quantizes_rows_ ? max_pairs * config.intermediate * kFloatBytes : 0,
       .intermediate_bytes = max_pairs * intermediate_row_bytes_,
       .results_per_thread = max_pairs * std::clamp(kResultBytes / 4 / max_pairs, kTileStep, largest_tile)};
   workspace.reserve(scratch_size_);
@@ -127,19 +131,22 @@ void ExpertLayer::forward(const Batch& batch) noexcept {
   nanoseconds_.fetch_add(elapsed.count(), std::memory_order_relaxed);
 }
 
+void ExpertLayer::quantize_row(const gemm::Kernel& kernel, const float* x, int64_t columns, float budget,
+                               std::byte* row) const noexcept {
+  const float fine_above = config_.fine_input ? gemm::kAllFine : gemm::fine_above(kernel, x, columns, budget);
+  kernel.quantize(x, 0, columns, columns, fine_above, row);
+}
+
 // Each token is quantized once, however many experts read it.
 gemm::ActRows ExpertLayer::prepare_input(const Lease& scratch, const Batch& batch) const noexcept {
   const int64_t hidden = config_.hidden;
   if (input_row_bytes_ == 0)
-    return {reinterpret_cast<const std::byte*>(batch.x), hidden * static_cast<int64_t>(sizeof(float)),
-            nullptr};
+    return {reinterpret_cast<const std::byte*>(batch.x), hidden * kFloatBytes, nullptr};
+  const gemm::Kernel& kernel = *config_.gate_up_kernel;
+  const float budget = gemm::act_budget(kernel).input;
   const auto quantize = [&](int64_t begin, int64_t end, int) noexcept {
-    const gemm::Kernel& kernel = *config_.gate_up_kernel;
-    for (int64_t t = begin; t < end; ++t) {
-      const float* x = batch.x + t * hidden;
-      const float fine_above = config_.fine_input ? gemm::kAllFine : gemm::fine_above(kernel.act, x, hidden);
-      kernel.quantize(x, 0, hidden, hidden, fine_above, scratch.input + t * input_row_bytes_);
-    }
+    for (int64_t t = begin; t < end; ++t)
+      quantize_row(kernel, batch.x + t * hidden, hidden, budget, scratch.input + t * input_row_bytes_);
   };
   if (batch.num_tokens * hidden < kForkFloats)
     quantize(0, batch.num_tokens, 0);
@@ -196,17 +203,34 @@ void ExpertLayer::gate_up_item(const Lease& scratch, int node, const GateUpItem&
   const int64_t row = weights_.gate_up_rows(node).first + item.row;
   const ops::OpKernels& kernels = ops::op_kernels();
   for (int64_t m = 0; m < item.tokens; ++m) {
-    std::byte* dst = scratch.intermediate + (item.begin + m) * intermediate_row_bytes_;
+    const int64_t position = item.begin + m;
+    std::byte* dst = scratch.intermediate + position * intermediate_row_bytes_;
     float *gate_row = gate + m * item.rows, *up_row = up + m * item.rows;
-    float* product = quantizes_intermediate_ ? gate_row : reinterpret_cast<float*>(dst) + row;
+    float* product = quantizes_pieces_ ? gate_row
+                     : quantizes_rows_ ? scratch.products + position * config_.intermediate + row
+                                       : reinterpret_cast<float*>(dst) + row;
     if (config_.has_bias) {
       add(gate_row, gate_bias_of(expert) + row, item.rows);
       add(up_row, up_bias_of(expert) + row, item.rows);
     }
     kernels.activate(config_.activation, gate_row, up_row, item.rows, product);
-    if (quantizes_intermediate_)
+    if (quantizes_pieces_)
       config_.down_kernel->quantize(product, row, item.rows, config_.intermediate, gemm::kAllFine, dst);
   }
+  if (quantizes_rows_) quantize_finished(scratch, item);
+}
+
+// Whoever adds the last rows of a block of tokens quantizes it. Blocks are the same on every node.
+void ExpertLayer::quantize_finished(const Lease& scratch, const GateUpItem& item) const noexcept {
+  const int64_t columns = config_.intermediate;
+  std::atomic<int64_t>& done = scratch.rows_done[item.begin];
+  if (done.fetch_add(item.rows, std::memory_order_acq_rel) + item.rows < columns) return;
+  done.store(0, std::memory_order_relaxed);
+  const gemm::Kernel& kernel = *config_.down_kernel;
+  const float budget = gemm::act_budget(kernel).product;
+  for (int64_t position = item.begin; position < item.begin + item.tokens; ++position)
+    quantize_row(kernel, scratch.products + position * columns, columns, budget,
+                 scratch.intermediate + position * intermediate_row_bytes_);
 }
 
 // Few tokens: several tiles per thread, so that one that is late can be made up for. Many: every tile reads

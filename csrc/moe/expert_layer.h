@@ -108,11 +108,14 @@ class ExpertLayer {
     return gate_bias_of(expert) + 2 * config_.intermediate;
   }
 
+  void quantize_row(const gemm::Kernel& kernel, const float* x, int64_t columns, float budget,
+                    std::byte* row) const noexcept;
   gemm::ActRows prepare_input(const Lease& scratch, const Batch& batch) const noexcept;
   bool is_gathered(const ExpertGroup& group) const noexcept;
   void gather_input(const Lease& scratch, const gemm::ActRows& x) const noexcept;
   void run_gate_up(const Lease& scratch, const gemm::ActRows& x) const noexcept;
   void gate_up_item(const Lease& scratch, int node, const GateUpItem& item, gemm::ActRows x) const noexcept;
+  void quantize_finished(const Lease& scratch, const GateUpItem& item) const noexcept;
   int64_t down_tile_rows(int node, int64_t pairs, int64_t experts) const noexcept;
   void run_down(const Lease& scratch, const Batch& batch) const noexcept;
   void down_item(const Lease& scratch, const Batch& batch, int node, int64_t row, int64_t rows,
@@ -123,7 +126,8 @@ class ExpertLayer {
   int64_t row_step_;  // slices and tiles of the intermediate end at multiples of it
   ExpertWeights weights_;
   int64_t input_row_bytes_ = 0;  // 0: x is read as it is
-  bool quantizes_intermediate_ = false;
+  // Down's input: as a whole row, by whoever finishes it, or piece by piece.
+  bool quantizes_rows_ = false, quantizes_pieces_ = false;
   int64_t intermediate_row_bytes_ = 0;  // of one pair
   ScratchSize scratch_size_;
   std::vector<float> biases_;  // per expert: gate | up | down; empty without biases

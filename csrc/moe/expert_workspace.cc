@@ -12,7 +12,7 @@ int64_t padded(int64_t bytes) noexcept {
 }  // namespace
 
 int64_t ScratchSize::bytes(int num_threads) const noexcept {
-  return padded(input_bytes) + padded(gathered_bytes) + padded(intermediate_bytes) +
+  return padded(input_bytes) + padded(gathered_bytes) + padded(product_bytes) + padded(intermediate_bytes) +
          padded(num_threads * results_per_thread * static_cast<int64_t>(sizeof(float)));
 }
 
@@ -25,6 +25,10 @@ void ExpertWorkspace::reserve(const ScratchSize& size) {
     arena_ = std::move(larger);
   }
   groups_.reserve(size.num_experts, size.max_pairs);
+  if (size.max_pairs > max_pairs_) {
+    rows_done_ = std::make_unique<std::atomic<int64_t>[]>(static_cast<size_t>(size.max_pairs));
+    max_pairs_ = size.max_pairs;
+  }
   for (GateUpPlan& plan : plans_) plan.reserve(size.num_experts);
 }
 
@@ -33,13 +37,17 @@ ExpertWorkspace::Lease::Lease(ExpertWorkspace& workspace, const ScratchSize& siz
   // Not in the initializers: reserve() may move the block until the lock is held.
   input = workspace.block_.data();
   gathered = input + padded(size.input_bytes);
-  intermediate = gathered + padded(size.gathered_bytes);
+  std::byte* floats = gathered + padded(size.gathered_bytes);
+  products = reinterpret_cast<float*>(floats);
+  intermediate = floats + padded(size.product_bytes);
   results = reinterpret_cast<float*>(intermediate + padded(size.intermediate_bytes));
+  rows_done = workspace.rows_done_.get();
 }
 
 int64_t ExpertWorkspace::bytes() const noexcept {
   const std::lock_guard lock(busy_);
-  int64_t bytes = static_cast<int64_t>(arena_.capacity()) + groups_.bytes();
+  int64_t bytes = static_cast<int64_t>(arena_.capacity()) + groups_.bytes() +
+                  max_pairs_ * static_cast<int64_t>(sizeof(std::atomic<int64_t>));
   for (const GateUpPlan& plan : plans_) bytes += plan.bytes();
   return bytes;
 }

@@ -1,8 +1,10 @@
 // Scratch memory of expert layers that run one after another on one pool.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <vector>
@@ -20,6 +22,7 @@ struct ScratchSize {
   int64_t max_pairs = 0;           // (token, slot)
   int64_t input_bytes = 0;         // quantized x [max_tokens]; 0 when x is read as it is
   int64_t gathered_bytes = 0;      // quantized x of pairs; 0 when cells bring rows together themselves
+  int64_t product_bytes = 0;       // floats [max_pairs, intermediate]; 0 unless rows are quantized as a whole
   int64_t intermediate_bytes = 0;  // [max_pairs]
   int64_t results_per_thread = 0;  // floats
 
@@ -31,9 +34,10 @@ inline constexpr int64_t kMaxGatheredBytes = int64_t{256} << 20;
 
 // One block, as large as the largest layer needs it, cut anew for the layer that runs. Layers reserve when
 // they are built; a forward allocates nothing. With n threads, P = max_tokens * max_top_k and B bytes per
-// activation (1.25 for int8 activations, 2 for bf16 tiles, and 4 for floats, where x takes nothing) a layer
+// activation (2.4 for int8 activations, 2 for bf16 tiles, and 4 for floats, where x takes nothing) a layer
 // needs at most
 //   B * max_tokens * hidden + B * P * intermediate                               x and the intermediate
+//   + 4 P * intermediate                                              int8 only: its floats
 //   + max(128 n P, min(8 MiB * n, 4 P * min(256 n, hidden + 32 n)))   results of down tiles
 //   + min(256 MiB, 2 P * hidden)                                      bf16 tiles only: gathered x
 // bytes: 50 MB for the experts of Kimi K2 (hidden 7168, intermediate 2048, top-8, int4) at 528 tokens and 8
@@ -59,7 +63,10 @@ class ExpertWorkspace {
     std::span<GateUpPlan> plans;  // of each node
     std::byte* input;
     std::byte* gathered;  // row p: of the pair at position p
+    float* products;      // the same: what down multiplies, before it is quantized
     std::byte* intermediate;
+    // Of the positions where token blocks begin: rows of the intermediate that are there. 0 between forwards.
+    std::atomic<int64_t>* rows_done;
     float* results;  // [num_threads, results_per_thread]
 
    private:
@@ -82,6 +89,8 @@ class ExpertWorkspace {
   std::span<std::byte> block_;
   ExpertGroups groups_;
   std::vector<GateUpPlan> plans_;
+  std::unique_ptr<std::atomic<int64_t>[]> rows_done_;
+  int64_t max_pairs_ = 0;
 };
 
 }  // namespace proa::moe

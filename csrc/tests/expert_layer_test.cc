@@ -64,11 +64,25 @@ struct Fixture {
     return out;
   }
 
-  // Its input has two planes.
+  // Its input has a budget of its own.
   static std::vector<float> down_linear(const gemm::PackedWeight& weight, const std::vector<float>& x) {
-    auto out = test::multiply(*weight.kernel, {weight.shape, 1, 0, weight.shape.panels()}, weight.bytes, x,
-                              {}, test::Fine::kAll);
-    out.resize(static_cast<size_t>(weight.shape.out_features));
+    const gemm::Kernel& kernel = *weight.kernel;
+    const int64_t in = weight.shape.in_features;
+    std::vector<std::byte> row(static_cast<size_t>(gemm::act_row_bytes(kernel.act, in)));
+    if (kernel.quantize != nullptr)
+      kernel.quantize(x.data(), 0, in, in,
+                      gemm::fine_above(kernel, x.data(), in, gemm::act_budget(kernel).product), row.data());
+    const auto* bytes =
+        kernel.quantize == nullptr ? reinterpret_cast<const std::byte*>(x.data()) : row.data();
+    std::vector<float> out(static_cast<size_t>(weight.shape.out_features));
+    kernel.gemm({weight.bytes.data(),
+                 weight.shape,
+                 0,
+                 weight.shape.panels(),
+                 {bytes, 4 * in, nullptr},
+                 1,
+                 out.data(),
+                 weight.shape.out_features});
     return out;
   }
 
@@ -186,7 +200,7 @@ void shared_workspace(runtime::ThreadPool& pool) {
   const moe::ExpertLayer larger(workspace,
                                 {4 * kExperts, 8 * kHidden, 64 * kIntermediate, kernel, kernel, kTopK});
   const int64_t pairs = kMaxTokens * kTopK;
-  const int64_t index = (4 * kExperts + 1) * 4 + 4 * kExperts * (12 + 48) + pairs * 8;
+  const int64_t index = (4 * kExperts + 1) * 4 + 4 * kExperts * (12 + 48) + pairs * 16;
   const int64_t threads = pool.num_threads();
   CHECK(workspace.bytes() > small);
   CHECK(workspace.bytes() <=

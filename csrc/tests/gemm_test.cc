@@ -60,7 +60,7 @@ void scalar_is_right(test::Rng& rng, WeightFormat weight, test::Fine fine) {
   constexpr int64_t kIn = 256;
   const auto& kernel = scalar_kernel(weight);
   if (kernel.act == gemm::ActFormat::kInt16G128) return;  // int8_g128_test.cc
-  if (test::has_minimum(weight)) return;                  // grouped_test.cc
+  if (format::format_info(weight).has_minimum) return;    // grouped_test.cc
   const format::Shape shape{40, kIn};
   const auto source = test::random_weight(rng, weight, shape);
   const test::PackedMemory packed(weight, source);

@@ -129,13 +129,6 @@ inline BlockHalves block_halves(format::WeightFormat weight) {
   }
 }
 
-// Of the formats of GGUF blocks: whether groups have a minimum.
-inline bool has_minimum(format::WeightFormat weight) {
-  using format::WeightFormat;
-  return weight == WeightFormat::kQ4_1 || weight == WeightFormat::kQ5_1 || weight == WeightFormat::kQ2K ||
-         weight == WeightFormat::kQ4K || weight == WeightFormat::kQ5K;
-}
-
 // Any bytes, but finite fp16 numbers.
 inline CheckpointWeight random_blocks(Rng& rng, format::WeightFormat weight, format::Shape shape) {
   const auto spec = format::format_info(weight).raw_spec(shape, format::RawLayout::kGgml);

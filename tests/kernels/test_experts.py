@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.kernels.weight_cases import EPS, FORMATS, WeightCase, product
+from tests.kernels.weight_cases import EPS, FORMATS, PRODUCT_ERROR, WeightCase, product
 
 from proa.native import _C
 from proa.weights.linear import RawLinear
@@ -56,7 +56,7 @@ class Experts:
             error = 1.1 * g_error * (np.abs(u) + u_error) + np.abs(silu) * u_error
             error += 8 * EPS * (np.abs(middle) + error)
             value, value_error = (
-                array[0] for array in product(self.down_format, down, middle, error, "int8", all_fine=True)
+                array[0] for array in product(self.down_format, down, middle, error, "int8", PRODUCT_ERROR)
             )
             result[token] += weights[token, slot] * value
             bound[token] += abs(weights[token, slot]) * (value_error + 2 * TOP_K * EPS * (np.abs(value) + value_error))

@@ -13,7 +13,7 @@ from proa.weights.quantize import dequantize, quantize
 
 FORMATS = ("f32", "bf16", "f16", "int4_g32", "fp8_block128", "fp8_channel", "mxfp8")
 EPS = 2.0**-24  # largest relative error of one float32 rounding
-ACT_ERROR = 7.5e-3  # kActError
+INPUT_ERROR, PRODUCT_ERROR = 5.6e-3, 8.6e-3  # csrc/gemm/act_budget.h
 SPLIT = 2.0**-16  # the same of an activation as the sum of two bf16 terms
 
 
@@ -95,26 +95,45 @@ def from_bf16(bits: np.ndarray) -> np.ndarray:
     return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
 
+def fine_groups(groups: np.ndarray, absmax: np.ndarray, budget: float) -> tuple[np.ndarray, np.ndarray]:
+    """(which groups have two planes, in which float32 may decide otherwise) by csrc/gemm/act_budget.h.
+
+    The largest have, as few as bring the sum of 32 absmax^2 below what the budget allows. Sums and maxima are within
+    1e-4 of float32's.
+    """
+    rounding = 32 * absmax**2
+    order = np.argsort(-absmax, axis=-1)
+    largest_first = np.take_along_axis(rounding, order, -1)
+    total = largest_first.sum(axis=-1, keepdims=True)
+    over = total - np.cumsum(largest_first, -1) + largest_first  # before this one has two planes
+    over -= 12 * (127 * budget) ** 2 * (groups**2).sum(axis=(-2, -1))[..., None]
+    fine, doubtful = np.zeros(absmax.shape, bool), np.zeros(absmax.shape, bool)
+    np.put_along_axis(fine, order, over > 0, -1)
+    np.put_along_axis(doubtful, order, np.abs(over) <= 1e-4 * total, -1)
+    least = np.where(fine, absmax, np.inf).min(axis=-1, keepdims=True)
+    most = np.where(fine, -np.inf, absmax).max(axis=-1, keepdims=True)
+    near = (absmax <= least * (1 + 1e-4)) & (absmax >= most * (1 - 1e-4))
+    return fine, doubtful | near & (least <= most * (1 + 1e-4))
+
+
 def quantized(
-    x: np.ndarray, x_error: np.ndarray | float = 0.0, all_fine: bool = False
+    x: np.ndarray, x_error: np.ndarray | float = 0.0, budget: float = INPUT_ERROR
 ) -> tuple[np.ndarray, np.ndarray]:
     """(d * q, bound on its error) of the int8 activations per 32 columns, for x known within x_error.
 
-    d = absmax / 127 or, with two planes (csrc/gemm/act_budget.h; `all_fine`: all), / 1016, and q = round(x / d).
-    Rounding errors move d a little; they change q, by one, only where x / d is that close to a half.
+    d = absmax / 127 or, with two planes, / 1016, and q = round(x / d). Rounding errors move d a little; they change
+    q, by one, only where x / d is that close to a half, and the number of planes where that is as close a call.
     """
     groups, errors = (np.broadcast_to(v, x.shape).reshape(*x.shape[:-1], -1, 32) for v in (x, x_error))
     absmax = np.abs(groups).max(axis=-1, keepdims=True)
-    allowed = 12 * (127 * ACT_ERROR) ** 2 * (groups**2).mean(axis=(-2, -1), keepdims=True)
-    over = (absmax**2).mean(axis=-2, keepdims=True) > allowed
-    limit = np.where(all_fine | over & (absmax**2 > allowed), 1016, 127)
-    d = absmax / limit
+    fine, doubtful = (flag[..., None] for flag in fine_groups(groups, absmax[..., 0], budget))
+    d = absmax / np.where(fine, 1016, 127)
     d_relative = errors.max(axis=-1, keepdims=True) / absmax + 2 * EPS
     ratio = groups / d
     q = np.round(ratio)
     slack = errors / d * (1 + d_relative) + np.abs(ratio) * (d_relative + 2 * EPS)
     flips = np.abs(ratio - q) >= 0.5 - slack
-    error = d * (flips + np.abs(q) * d_relative) * (1 + d_relative)
+    error = d * (flips + np.abs(q) * d_relative) * (1 + d_relative) + doubtful * absmax / 127
     return (d * q).reshape(x.shape), error.reshape(x.shape)
 
 
@@ -142,7 +161,7 @@ def product(
     x: np.ndarray,
     x_error: np.ndarray | float = 0.0,
     activations: Literal["trunk", "int8", "bf16"] = "trunk",
-    all_fine: bool = False,
+    budget: float = INPUT_ERROR,
 ) -> tuple[np.ndarray, np.ndarray]:
     """(x @ values.T with activations as the kernels see them, bound on its error), x [T, in] known within x_error.
 
@@ -152,7 +171,7 @@ def product(
     """
     terms = bf16_terms(fmt, activations)
     if fmt == "int4_g32":
-        x, x_error = quantized(x, x_error, all_fine)
+        x, x_error = quantized(x, x_error, budget)
     elif terms == 1:
         x, x_error = bf16_rounded(x, x_error)
     elif terms == 2:

@@ -47,7 +47,7 @@ inline void store_plane(const __m256i (&value)[4], int8_t* dst) noexcept {
 bool quantize_group(const float* x, float fine_above, int8_t* q, int8_t* high, float* scale,
                     int32_t (&halves)[2]) noexcept {
   const float absmax = abs_max(x);
-  const bool fine = fine_above < 0.0f || absmax > fine_above;
+  const bool fine = absmax > fine_above;
   const float limit = fine ? kTwoPlanes : kOnePlane, d = absmax / limit;
   *scale = d;
   halves[0] = halves[1] = 0;
@@ -85,13 +85,12 @@ inline void sum_halves(const float* x, float (&halves)[2]) noexcept {
   }
 }
 
-// Group `i` of a super-block, group `g` of the row, `step` bytes each: what its columns add to the totals of
-// 8 rows.
+// Group `i` of a super-block, group `g` of the row: what its columns add to the totals of 8 rows.
 template <class F, int M>
 inline void multiply_group(const __m256i (&quads)[8], const SuperScales<F>& scales, int64_t i, int64_t g,
-                           int64_t step, const QuantizedRow* x, __m256 (&total)[M]) noexcept {
+                           const QuantizedRow* x, __m256 (&total)[M]) noexcept {
   constexpr int kHalves = format::GroupedLayout<F>::kHalves, kQuads = 8 / kHalves;
-  const int64_t at = g * step;
+  const int64_t at = g * kGroup;
 #pragma GCC unroll 2
   for (int h = 0; h < kHalves; ++h) {
     const __m256 scale = scales.scale(i * kGroup + h * 16);
@@ -118,7 +117,7 @@ inline void multiply_group(const __m256i (&quads)[8], const SuperScales<F>& scal
 template <class F, int M, int P>
 void multiply_panels(const Panels& panels, const QuantizedRow* x, float* out, int64_t out_stride) noexcept {
   using Layout = format::GroupedLayout<F>;
-  const int64_t all_groups = panels.in_features / kGroup, step = x[0].step();
+  const int64_t all_groups = panels.in_features / kGroup;
   __m256 total[P][2][M];
 #pragma GCC unroll 16
   for (int i = 0; i < 2 * P * M; ++i) total[i / 2 / M][i / M % 2][i % M] = _mm256_setzero_ps();
@@ -140,7 +139,7 @@ void multiply_panels(const Panels& panels, const QuantizedRow* x, float* out, in
         for (int half = 0; half < 2; ++half) {
           __m256i quads[8];
           load_quads<F>(super + p * panels.stride + i * Layout::kGroupBytes, half, quads);
-          multiply_group<F, M>(quads, scales[p][half], i, g + i, step, x, total[p][half]);
+          multiply_group<F, M>(quads, scales[p][half], i, g + i, x, total[p][half]);
         }
       }
     }

@@ -29,7 +29,7 @@ bool quantize_group(const float* x, float fine_above, int8_t* q, int8_t* high, f
   const __m512i magnitude = _mm512_max_epu32(_mm512_and_si512(_mm512_castps_si512(a), sign_off),
                                              _mm512_and_si512(_mm512_castps_si512(b), sign_off));
   const auto absmax = std::bit_cast<float>(_mm512_reduce_max_epu32(magnitude));
-  const bool fine = fine_above < 0.0f || absmax > fine_above;
+  const bool fine = absmax > fine_above;
   const float limit = fine ? kTwoPlanes : kOnePlane, d = absmax / limit;
   const __mmask16 nonzero = d == 0.0f ? 0 : 0xffff;
   const __m512 divisor = _mm512_set1_ps(d), least = _mm512_set1_ps(-limit), most = _mm512_set1_ps(limit);
@@ -62,12 +62,12 @@ inline void sum_halves(const float* x, float (&halves)[2]) noexcept {
   for (int h = 0; h < 2; ++h) halves[h] = sum_16(_mm512_loadu_ps(x + 16 * h));
 }
 
-// Group `i` of a super-block, group `g` of the row, `step` bytes each: what its columns add to the totals.
+// Group `i` of a super-block, group `g` of the row: what its columns add to the totals.
 template <class F, int M>
 inline void multiply_group(const __m512i (&quads)[8], const SuperScales<F>& scales, int64_t i, int64_t g,
-                           int64_t step, const QuantizedRow* x, Vec (&total)[M]) noexcept {
+                           const QuantizedRow* x, Vec (&total)[M]) noexcept {
   constexpr int kHalves = format::GroupedLayout<F>::kHalves, kQuads = 8 / kHalves;
-  const int64_t at = g * step;
+  const int64_t at = g * kGroup;
   __m512 scale[kHalves], minimum[kHalves];
 #pragma GCC unroll 2
   for (int h = 0; h < kHalves; ++h) {
@@ -98,7 +98,7 @@ inline void multiply_group(const __m512i (&quads)[8], const SuperScales<F>& scal
 template <class F, int M, int P>
 void multiply_panels(const Panels& panels, const QuantizedRow* x, float* out, int64_t out_stride) noexcept {
   using Layout = format::GroupedLayout<F>;
-  const int64_t all_groups = panels.in_features / kGroup, step = x[0].step();
+  const int64_t all_groups = panels.in_features / kGroup;
   Vec total[P][M];
 #pragma GCC unroll 16
   for (int i = 0; i < P * M; ++i) total[i / M][i % M] = Vec::zero();
@@ -119,7 +119,7 @@ void multiply_panels(const Panels& panels, const QuantizedRow* x, float* out, in
         prefetch_group<F>(ahead + p * panels.stride, i, groups);
         __m512i quads[8];
         load_quads<F>(super + p * panels.stride + i * Layout::kGroupBytes, quads);
-        multiply_group<F, M>(quads, scales[p], i, group, step, x, total[p]);
+        multiply_group<F, M>(quads, scales[p], i, group, x, total[p]);
       }
     }
     at += Layout::super_bytes(groups);

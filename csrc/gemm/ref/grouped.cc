@@ -23,7 +23,7 @@ float abs_max(const float* x, int64_t n) noexcept {
 bool quantize_group(const float* x, float fine_above, int8_t* q, int8_t* high, float* scale,
                     int32_t (&halves)[2]) noexcept {
   const float absmax = abs_max(x, kGroup);
-  const bool fine = fine_above < 0.0f || absmax > fine_above;
+  const bool fine = absmax > fine_above;
   const float limit = fine ? kTwoPlanes : kOnePlane, d = absmax / limit;
   halves[0] = halves[1] = 0;
   for (int64_t c = 0; c < kGroup; ++c) {
@@ -50,14 +50,11 @@ float sum_16(const float* x) noexcept {
 template <class F>
 void quantize(const float* x, int64_t first, int64_t count, int64_t in_features, float fine_above,
               std::byte* row) noexcept {
-  const QuantizedRowWriter dst = quantized_row_writer<F>(row, in_features, fine_above);
+  const QuantizedRowWriter dst = quantized_row_writer<F>(row, in_features);
   for (int64_t k = first; k < first + count; k += kGroup) {
     const int64_t g = k / kGroup;
     GroupSums sums;
-    const int64_t at = g * dst.step;
-    const bool fine =
-        quantize_group(x + k - first, fine_above, dst.q + at, dst.high + at, dst.scale + g, sums.v);
-    dst.fine[g] = fine_above < 0.0f ? 2 : fine;
+    dst.fine[g] = quantize_group(x + k - first, fine_above, dst.q + k, dst.high + k, dst.scale + g, sums.v);
     sums.x[0] = sum_16(x + k - first);
     sums.x[1] = sum_16(x + k - first + 16);
     write_sums<F>(dst.scale[g], sums, g, in_features, dst.sums);
@@ -72,7 +69,7 @@ float add_part(const format::GroupedPanel<F>& weight, int64_t row, int64_t k, co
   const int64_t group = k / kGroup, part = group * kHalves + k % kGroup / (kGroup / kHalves);
   int32_t dot = F::kMinimum ? 0 : x.offset[part];
   for (int64_t c = k; c < k + kGroup / kHalves; ++c) {
-    const int64_t at = group * x.step() + format::quad_position(c % kGroup);
+    const int64_t at = group * kGroup + format::quad_position(c % kGroup);
     dot += weight.code(row, c) * (x.fine[group] ? (x.high[at] << kHighShift) + x.q[at] : x.q[at]);
   }
   total = std::fma(static_cast<float>(dot), weight.scale(row, k) * x.scale[group], total);
