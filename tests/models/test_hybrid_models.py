@@ -26,7 +26,7 @@ from proa.ipc.messages import Generate
 from proa.kernels import reference
 from proa.models import ExpertPlan, inspect, load_model
 from proa.moe.placement import ExpertBudget, place
-from proa.moe.stats import RoutingCounts
+from proa.moe.stats import ExpertStats, RoutingCounts
 from proa.weights.checkpoint import Checkpoint
 
 # A family each, float32 or exact weights: greedy tokens are the same up to sums in another order.
@@ -114,6 +114,21 @@ def test_greedy_tokens_while_experts_change_places(name, make_case, device, driv
         assert places.gpu.experts == updates.placement.gpu_experts(layer)
         loaded = [e for e in range(places.cpu.num_experts) if places.cpu.is_loaded(e)]
         assert loaded == updates.placement.cpu_experts(layer)
+
+
+def test_a_use_that_is_known_is_not_forgotten_at_the_first_tokens(make_case, device, driver, monkeypatch):
+    """Placed by counts: eight tokens of another kind move nothing, and without counts they do."""
+    case = case_of(make_case, "deepseek_groups_yarn")
+    counts = ExpertStats(np.tile(np.arange(16.0) ** 2, (2, 1)))
+    moved = []
+    for shares in (counts.shares(3), None):
+        on_gpu = place("frequency", ExpertBudget(2, 16, 16), counts).on_gpu
+        plan = ExpertPlan(on_gpu, moves=4, ram_slots=2, shares=shares)
+        usage = load_hybrid(monkeypatch, case.path, device, driver, plan).expert_usage
+        usage.updates.add(np.tile(np.r_[np.full(6, 4.0), np.zeros(10)], (2, 1)))
+        usage.updates.poll()
+        moved.append(usage.num_moved)
+    assert moved[0] == 0 < moved[1]
 
 
 def test_what_routing_prefers_comes_to_the_gpu(make_case, device, driver, monkeypatch):

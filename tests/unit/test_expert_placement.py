@@ -41,6 +41,7 @@ def test_counts_of_routing_choose(tmp_path):
     counts[3] = list(range(8))
     path = tmp_path / "counts.json"
     path.write_text(json.dumps({"logical_count": counts}))
+    assert placed(gpu_experts=1, expert_location=str(path)).shares[3].sum() == pytest.approx(INFO.top_k)
     assert placed(gpu_experts=1, expert_location=str(path)).on_gpu[3].tolist() == [False] * 4 + [True] * 4
 
 
@@ -84,6 +85,11 @@ def test_experts_that_move_have_slots_to_come_to():
         assert placed(gpu_experts=count, expert_updates=True).moves == 0
 
 
-def test_missing_counts_are_refused():
+def test_missing_counts_are_refused(tmp_path):
+    path = tmp_path / "other.json"
+    path.write_text(json.dumps({"logical_count": [[1] * 8]}))
+    for policy in ("auto", "uniform"):
+        with pytest.raises(ConfigError, match="counts of 4 x 8 experts"):
+            placed(gpu_experts=1, expert_placement=policy, expert_location=str(path))
     with pytest.raises(ConfigError, match="routing counts"):
         placed(gpu_experts=1, expert_placement="frequency")

@@ -108,3 +108,15 @@ def test_layers_that_see_fewer_tokens_keep_their_shares():
     average.add(np.array([[0.0, 0.0, 100.0, 100.0], [0.0, 0.0, 0.0, 0.0]]))
     assert average.shares[1] == pytest.approx([1.0, 1.0, 0.0, 0.0])
     assert average.shares[0, 2] > 0.5
+
+
+def test_an_average_begins_with_what_is_expected():
+    expected = ExpertStats(np.array([[3.0, 1.0, 0.0, 0.0], [0.0] * 4])).shares(2)
+    assert expected.tolist() == [[1.5, 0.5, 0.0, 0.0], [0.5] * 4]
+    average = MovingAverage(2, 4, top_k=2, half_life=100)
+    average.expect(expected, 100)
+    assert average.shares == pytest.approx(expected)
+    average.add(np.array([[0.0, 0.0, 100.0, 100.0], [0.0] * 4]))
+    # Of the weight that 200 tokens have the last 100 have two thirds.
+    assert average.shares[0] == pytest.approx([0.5, 1 / 6, 2 / 3, 2 / 3])
+    assert average.shares[1] == pytest.approx(expected[1])

@@ -52,7 +52,13 @@ def place_experts(config: EngineConfig, info: ExpertInfo, count: int, *, all_byt
     """
     budget = ExpertBudget(info.layers, info.experts, count)
     stats = None if config.expert_location is None else ExpertStats.load(Path(config.expert_location))
-    plan = ExpertPlan(place(config.expert_placement, budget, stats).on_gpu, max_deferred=config.max_deferred_experts)
+    if stats is not None:
+        stats.require(info.layers, info.experts)
+    plan = ExpertPlan(
+        place(config.expert_placement, budget, stats).on_gpu,
+        max_deferred=config.max_deferred_experts,
+        shares=None if stats is None else stats.shares(info.top_k),
+    )
     if config.expert_updates and 0 < count < budget.total:
         moves = min(MAX_MOVES, count, budget.total - count)
         plan = replace(plan, moves=moves, ram_slots=RAM_SLOTS)

@@ -25,7 +25,8 @@ class ExpertPlan:
     through `ring_bytes` of GPU memory, as many as is fastest, with `stream_all` all of them; None: they run on the CPU.
     moves: experts that may change places at a time, each with a slot of GPU memory to come to; 0: they stay. ram_slots:
     of each layer, for those that leave the GPU. max_deferred: slots of a token whose experts on the CPU may come one
-    layer late in a decode step.
+    layer late in a decode step. shares: float64 `[MoE layers, experts]`, how many of a token's slots are expected at
+    each, where that is known.
     """
 
     on_gpu: np.ndarray
@@ -35,6 +36,7 @@ class ExpertPlan:
     moves: int = 0
     ram_slots: int = 0
     max_deferred: int = 0
+    shares: np.ndarray | None = None
 
     @property
     def uses_gpu(self) -> bool:

@@ -130,9 +130,7 @@ def _frequency(budget: ExpertBudget, stats: ExpertStats | None) -> np.ndarray:
             "none",
             "give --init-expert-location FILE, or take 'auto'",
         )
-    shape = (budget.num_layers, budget.num_experts)
-    if stats.counts.shape != shape:
-        raise ConfigError("--init-expert-location", f"counts of {shape[0]} x {shape[1]} experts", stats.counts.shape)
+    stats.require(budget.num_layers, budget.num_experts)
     order = np.argsort(-stats.counts.reshape(-1), kind="stable")
     return _from_positions(budget, order[: budget.gpu_experts])
 

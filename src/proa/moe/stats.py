@@ -50,6 +50,18 @@ class ExpertStats:
             raise ConfigError(where, "counts [..., layers, experts] of 0 or more", f"'{path}', shape {counts.shape}")
         return cls(counts.reshape(-1, *counts.shape[-2:]).sum(axis=0))
 
+    def require(self, num_layers: int, num_experts: int) -> None:
+        """ConfigError when these are counts of another model."""
+        if self.counts.shape != (num_layers, num_experts):
+            expected = f"counts of {num_layers} x {num_experts} experts"
+            raise ConfigError("--init-expert-location", expected, self.counts.shape)
+
+    def shares(self, top_k: int) -> np.ndarray:
+        """Tokens per token of the layer, `[layers, experts]`; even where a layer has no counts."""
+        sums = self.counts.sum(axis=1, keepdims=True)
+        even = np.full_like(self.counts, 1.0 / self.counts.shape[1])
+        return top_k * np.where(sums > 0, self.counts / np.where(sums > 0, sums, 1.0), even)
+
     def save(self, path: Path) -> None:
         """As JSON, which `load` reads."""
         path.write_text(json.dumps({KEY: self.counts.tolist()}))
@@ -136,6 +148,11 @@ class MovingAverage:
         self.top_k = top_k
         self._shares = np.zeros((num_layers, num_experts))
         self._seen = np.zeros(num_layers)
+
+    def expect(self, shares: np.ndarray, tokens: float) -> None:
+        """Begins as if `tokens` tokens had gone as `shares` `[layers, experts]` says."""
+        self._shares = shares * (1.0 - 0.5 ** (tokens / self.half_life))
+        self._seen[:] = tokens
 
     @property
     def shares(self) -> np.ndarray:

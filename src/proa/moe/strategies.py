@@ -52,7 +52,8 @@ def create_usage(counts: RoutingCounts, workspace: Workspace, top_k: int) -> Exp
     if hybrid.plan.moves:
         spec = UpdateSpec(rebalance=RebalanceSpec(max_swaps=hybrid.plan.moves))
         placement = Placement(hybrid.plan.on_gpu.copy())
-        updates = ExpertUpdates(hybrid.places, placement, top_k, workspace.device.torch_device, spec)
+        device, shares = workspace.device.torch_device, hybrid.plan.shares
+        updates = ExpertUpdates(hybrid.places, placement, top_k, device, spec, shares=shares)
     return ExpertUsage(counts, updates, (lambda: hybrid.num_late) if hybrid.plan.max_deferred else None)
 
 

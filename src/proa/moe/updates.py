@@ -22,7 +22,8 @@ __all__ = ["ExpertUpdates", "UpdateSpec"]
 
 @dataclass(frozen=True, slots=True)
 class UpdateSpec:
-    """`interval`: tokens of a layer between two proposals. `half_life`: of the average, in tokens.
+    """`interval`: tokens of a layer between two proposals. `half_life`: of the average, in tokens. `expected`: tokens
+    that an even use counts for at first; a use that is known counts for a half-life.
 
     A proposal costs the GPU's counts once over the bus and a sort of all experts; a batch of swaps, `max_swaps` copies
     in each direction beside the steps.
@@ -30,6 +31,7 @@ class UpdateSpec:
 
     interval: int = 16
     half_life: float = 256.0
+    expected: float = 64.0
     rebalance: RebalanceSpec = field(default_factory=RebalanceSpec)
 
 
@@ -45,13 +47,23 @@ class ExpertUpdates:
         top_k: int,
         device: torch.device,
         spec: UpdateSpec | None = None,
+        *,
+        shares: np.ndarray | None = None,
     ) -> None:
-        """`placement`: where the experts of `layers` are now; the arena has `spec.rebalance.max_swaps` free slots."""
+        """`placement`: where the experts of `layers` are now; the arena has `spec.rebalance.max_swaps` free slots.
+
+        `shares` `[layers, experts]`: the use that is expected (`ExpertStats.shares`); None: even.
+        """
         self._layers = layers
         self._spec = spec or UpdateSpec()
         self._mover = ExpertMover(layers, device)
         num_layers, num_experts = placement.on_gpu.shape
         self._average = MovingAverage(num_layers, num_experts, top_k, self._spec.half_life)
+        if shares is None:
+            even = np.full((num_layers, num_experts), top_k / num_experts)
+            self._average.expect(even, self._spec.expected)
+        else:
+            self._average.expect(shares, self._spec.half_life)
         self._proposed = 0
         self.placement = placement
         self.num_moved = 0
