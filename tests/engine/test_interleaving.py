@@ -21,6 +21,7 @@ class TimedModel(FakeModel):
 
     def __init__(self, layer_s: Callable[[int], float]) -> None:
         super().__init__()
+        self.tokens = 0  # of the pass
         self.now = 0.0
         self._layer_s = layer_s
         self.inside = 0  # passes between two layers
@@ -38,6 +39,8 @@ class TimedModel(FakeModel):
     ) -> Generator[float, None, torch.Tensor]:
         is_pass = batch.num_single < batch.token_ids.numel()
         assert not (is_pass and self.inside), "two passes at once"
+        if is_pass:
+            self.tokens = batch.token_ids.numel()
         self.inside += is_pass
         try:
             layers = super().layers(batch, kv, still_wanted)
@@ -112,6 +115,25 @@ def test_a_short_prompt_is_in_the_next_pass_behind_a_long_one() -> None:
     assert harness.model.forwards == [100, 100]
     harness.run()
     assert harness.results["second"].tokens == greedy(prompt(2, 900), 2)
+
+
+def test_a_much_shorter_pass_comes_first_every_second_time() -> None:
+    harness = timed(chunked_prefill_size=100)
+    harness.model._layer_s = lambda _: 0.01 + 0.0005 * harness.model.tokens
+    harness.submit("known", prompt(8, 20), max_tokens=1)
+    harness.run()
+    harness.submit("long", prompt(1, 1000), max_tokens=1)
+    harness.step()
+    for i in range(30):
+        harness.submit(f"short{i}", prompt(20 + i, 15), max_tokens=1)
+        if not harness.results["long"].tokens:
+            harness.step()
+    harness.run()
+    passes = harness.model.forwards[1:]
+    assert passes[:3] == [100, 15, 100], "the first short one is alone, then the long one goes on, the next one with it"
+    with_long = [index for index, tokens in enumerate(passes) if tokens > 50]
+    assert all(later - sooner <= 2 for sooner, later in zip(with_long, with_long[1:], strict=False))
+    assert harness.results["long"].tokens == greedy(prompt(1, 1000), 1)
 
 
 def test_an_endless_row_of_short_prompts_starves_no_long_one() -> None:

@@ -76,6 +76,7 @@ class Engine:
         # Of a pass that failed: each is tried alone.
         self._suspects: list[Chunk] = []
         self._is_retry = False  # the pass is of one of them
+        self._oldest_waits = False  # the pass is without the oldest prompt
         self._told = 0.0  # when progress was
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
@@ -252,7 +253,12 @@ class Engine:
                 self._is_retry = True
                 return [suspect]
         self._is_retry = False
-        return self._scheduler.prefill(self._max_prompt_tokens)
+        chunks = self._scheduler.prefill(self._max_prompt_tokens)
+        ending = [chunk for chunk in chunks[1:] if chunk.draws]
+        few, all_tokens = (sum(chunk.count for chunk in some) for some in (ending, chunks))
+        # Sharing a pass with a long prompt takes long: prompts that end soon have every second one to themselves.
+        self._oldest_waits = bool(few) and not self._oldest_waits and self._pace.is_much_shorter(few, all_tokens)
+        return ending if self._oldest_waits else chunks
 
     def _prompts_and_answers(self, prompts: list[Chunk], poll: Callable[[], None] | None) -> list[_Computed]:
         """A pass that ends before running answers are due takes their next tokens along."""

@@ -11,6 +11,7 @@ _AUTO_GAP_S = (0.2, 0.5)
 _KEPT = 0.7
 # A pass that is expected to end in this part of the gap takes the running answers along.
 _SHORT = 0.5
+_MUCH_SHORTER = 0.5
 
 
 class PrefillPace:
@@ -51,6 +52,11 @@ class PrefillPace:
         """Whether a pass of `tokens` tokens is expected to end well within the gap."""
         seconds = self._expected(tokens)
         return seconds is not None and seconds + self._decode_s <= _SHORT * self.gap_s
+
+    def is_much_shorter(self, tokens: int, than: int) -> bool:
+        """Whether a pass of `tokens` is expected to take half of the time of one of `than` tokens or less."""
+        few, many = self._expected(tokens), self._expected(than)
+        return few is not None and many is not None and few <= _MUCH_SHORTER * many
 
     def answered(self, now: float, decode_s: float | None = None) -> None:
         """All running answers have just got a token; `decode_s`: of a step that computed nothing else."""
