@@ -54,14 +54,26 @@ def unknown_quantization(model: Path) -> str:
     return "got quant_method 'awq'"
 
 
-@pytest.mark.parametrize("damage", [missing_shard, truncated_header, unsupported_architecture, unknown_quantization])
-def test_the_reason_is_said_once(model: Path, damage):
-    reason = damage(model)
+def serve(model: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     command = [sys.executable, "-m", "proa.cli.main", "serve", str(model), "--port", port, "--log-level", "warning"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("damage", [missing_shard, truncated_header, unsupported_architecture, unknown_quantization])
+def test_the_reason_is_said_once(model: Path, damage):
+    reason = damage(model)
+    done = serve(model)
     assert done.returncode == 3, done.stderr
     assert done.stderr.count("\n") == 1 and done.stderr.startswith("error: ") and reason in done.stderr
     assert done.stdout == ""
+
+
+def test_what_does_not_fit_is_refused_with_ways_that_do(model: Path):
+    done = serve(model, "--max-total-tokens", "1000000000")
+    assert done.returncode == 3, done.stderr
+    error, headline, *ways = done.stderr.splitlines()
+    assert error.startswith("error: [max_total_tokens] expected 16 to ") and "GiB available" in error
+    assert headline.startswith("What makes it fit") and ways[0].startswith("  1. --context-length 1024 ")

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+from tests.kernels.fake_cuda import build_fake_driver
 
-from proa.core.errors import ConfigError
+from proa.core.errors import ConfigError, MemoryShortageError
 from proa.device.select import Gpu, choose_gpu
 from proa.engine.config import EngineConfig
 from proa.engine.expert_placement import with_experts
 from proa.engine.gpu_plan import check_expert_memory, fit_experts, plan_gpu, with_ram
 from proa.engine.kv_plan import KVPlan
+from proa.engine.pinning import check_pinning
 from proa.kvcache.layout import KVLayout
 from proa.models import ExpertInfo, GpuBytes, ModelInfo
+from proa.native._C import CudaError
 
 GIB = 2**30
 # 4 layers x (8 heads x (128 + 128)) of bf16: 16 KiB per token.
@@ -170,3 +175,43 @@ def test_without_a_gpu(caplog: pytest.LogCaptureFixture) -> None:
     assert [record.message.partition(":")[0] for record in caplog.records] == ["the trunk runs on the CPU"]
     with pytest.raises(ConfigError, match=r"\[device\] expected a CUDA GPU .*Fix: use --device cpu"):
         choose_gpu("cuda")
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        ("Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU", False),
+        ("No CUDA GPUs are available", False),
+        ("The NVIDIA driver on your system is too old (found version 11040).\nPlease update your GPU driver", True),
+        ("CUDA unknown error - this may be due to an incorrectly set up environment", True),
+    ],
+)
+def test_a_driver_that_does_not_start(monkeypatch: pytest.MonkeyPatch, text: str, refused: bool) -> None:
+    """A machine without a GPU computes on its CPU; one whose driver is at fault says so."""
+
+    def fail() -> None:
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "init", fail)
+    assert choose_gpu("cpu") is None
+    if not refused:
+        assert choose_gpu("auto") is None
+    for device in ("auto", "cuda") if refused else ("cuda",):
+        with pytest.raises(ConfigError, match=re.escape(text.partition("\n")[0])) as caught:
+            choose_gpu(device)  # type: ignore[arg-type]
+        assert ("knows CUDA 13.0" in str(caught.value)) == refused
+        assert str(caught.value).endswith("use --device cpu")
+
+
+def test_pinning_is_tried_before_anything_is_loaded(tmp_path: Path) -> None:
+    driver = build_fake_driver(tmp_path)
+    for _ in range(2):  # what was pinned is let go
+        check_pinning(driver, 8 * GIB)
+
+    class Refusing:
+        def pin(self, ranges: list[tuple[int, int]]) -> None:
+            raise CudaError("[cuMemHostRegister] expected success, got CUDA_ERROR_OUT_OF_MEMORY (2)")
+
+    with pytest.raises(MemoryShortageError, match=r"\[pinned memory\] expected 8\.00 GiB .* got .*OUT_OF_MEMORY"):
+        check_pinning(Refusing(), 8 * GIB)  # type: ignore[arg-type]

@@ -92,3 +92,4 @@ def test_user_faults_end_the_engine_with_a_message(checkpoint: Path, tmp_path: P
     assert "Traceback" not in stderr
     fatal = messages[-1]
     assert isinstance(fatal, Fatal) and fatal.user and text in fatal.message
+    assert fatal.is_shortage == (name == "too much KV")

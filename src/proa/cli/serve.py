@@ -14,6 +14,7 @@ import msgspec
 import typer
 
 from proa.cli import console
+from proa.cli.fit import ways_to_fit
 from proa.cli.flags import DEMO, FLAGS, Flag, by_owner, check_values, default_text
 from proa.cli.loading import ByteDisplay, EngineDisplay
 from proa.convert.demo_path import demo_model_path
@@ -105,7 +106,16 @@ def run(model: str, values: Mapping[str, Any]) -> None:
     )
     if result.exit_code:
         console.error(result.message)
+        if result.is_shortage:
+            _print_ways(engine)
         sys.exit(result.exit_code)
+
+
+def _print_ways(config: EngineConfig) -> None:
+    for number, way in enumerate(ways_to_fit(config), 1):
+        if number == 1:
+            console.err.print("What makes it fit, the cheapest first (proa plan tells more):")
+        console.err.print(f"  {number}. {way}", soft_wrap=True, markup=False)
 
 
 def compose(model: str, values: Mapping[str, Any]) -> tuple[ServerConfig, EngineConfig]:

@@ -10,6 +10,7 @@ ProaError
 ├── KernelFaultError          a kernel that computes wrong results on this machine
 ├── StorageError              a disk that is full or fails while something is written
 └── ConfigError               a flag or environment variable with a wrong value
+    └── MemoryShortageError   what is to be served does not fit this machine
 
 Messages read `[where] expected X, got Y. Fix: Z`.
 """
@@ -21,6 +22,7 @@ __all__ = [
     "ConfigError",
     "ContextLengthError",
     "KernelFaultError",
+    "MemoryShortageError",
     "ProaError",
     "QueueFullError",
     "StorageError",
@@ -98,6 +100,10 @@ class KernelFaultError(ProaError):
 
 class ConfigError(ProaError):
     """A flag or environment variable with a wrong value."""
+
+
+class MemoryShortageError(ConfigError):
+    """What is to be served needs more RAM or GPU memory than there is."""
 
 
 class StorageError(ProaError):

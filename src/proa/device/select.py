@@ -23,6 +23,8 @@ _log = logging.getLogger("proa.device")
 
 # Compute capability from which Triton has bf16 tensor cores.
 _LEAST_CAPABILITY = (8, 0)
+# What torch says where there is nothing to drive, or nothing shown to this process.
+_NO_GPU = ("Found no NVIDIA driver", "No CUDA GPUs are available", "no CUDA-capable device", "not compiled with CUDA")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +45,17 @@ def choose_gpu(device: Literal["auto", "cpu", "cuda"]) -> Gpu | None:
     """The GPU for the trunk, None for the CPU. `auto` takes the first usable one and logs why there is none.
 
     Raises:
-        ConfigError: `cuda` is asked for and there is no usable GPU.
+        ConfigError: `cuda` is asked for and there is no usable GPU, or there is one whose driver does not start.
     """
     if device == "cpu":
         return None
     found = _find()
     if isinstance(found, Gpu):
         return found
+    if isinstance(found, _FaultyDriver):
+        # Not a machine without a GPU: to compute on its CPU, tens of times slower, is nothing to be silent about.
+        expected = f"a driver that starts and knows CUDA {torch.version.cuda}, for the GPU that is here"
+        raise ConfigError("device", expected, found.text, "update NVIDIA's driver, or use --device cpu")
     if device == "cuda":
         raise ConfigError("device", "a CUDA GPU of compute capability 8.0 or newer", found, "use --device cpu")
     _log.info("the trunk runs on the CPU: %s", found)
@@ -78,8 +84,15 @@ def trunk_linears() -> LinearKernels:
     )
 
 
-def _find() -> Gpu | str:
-    """The first GPU, or why it cannot be used."""
+@dataclass(frozen=True, slots=True)
+class _FaultyDriver:
+    """What it says of itself."""
+
+    text: str
+
+
+def _find() -> Gpu | _FaultyDriver | str:
+    """The first GPU, or why there is none to use."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA"
     with warnings.catch_warnings():
@@ -90,7 +103,8 @@ def _find() -> Gpu | str:
             capability = torch.cuda.get_device_capability(0)
             free_bytes, total_bytes = torch.cuda.mem_get_info(0)
         except (RuntimeError, AssertionError) as error:
-            return str(error).partition("\n")[0]
+            text = str(error).partition("\n")[0]
+            return text if any(absent in text for absent in _NO_GPU) else _FaultyDriver(text)
     if capability < _LEAST_CAPABILITY:
         return f"{name} has compute capability {capability[0]}.{capability[1]}"
     return Gpu(0, name, free_bytes, total_bytes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from proa.core.errors import ConfigError
+from proa.core.errors import MemoryShortageError
 from proa.device.select import Gpu
 from proa.engine.config import EngineConfig
 from proa.engine.expert_placement import MAX_MOVES, expert_budget, expert_count_asked, place_experts, with_experts
@@ -189,7 +189,7 @@ def check_expert_memory(expert_bytes: int, available_bytes: int, rows: dict[str,
     if sum(parts.values()) > available_bytes:
         table = ", ".join(f"{name} {size / _GIB:.2f}" for name, size in parts.items())
         expected = f"{sum(parts.values()) / _GIB:.2f} GiB of RAM ({table})"
-        raise ConfigError("memory", expected, f"{available_bytes / _GIB:.2f} GiB available", "free memory")
+        raise MemoryShortageError("memory", expected, f"{available_bytes / _GIB:.2f} GiB available", "free memory")
 
 
 def loading_bytes(placed: ExpertPlan, expert_bytes: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from proa.core.errors import ConfigError
+from proa.core.errors import ConfigError, MemoryShortageError
 from proa.engine.config import EngineConfig
 from proa.kvcache.layout import KVLayout
 from proa.kvcache.pool import KVDtype, kv_bytes_per_token
@@ -69,13 +69,13 @@ def plan_kv(
         if num_blocks < 1 or num_blocks * config.block_size * token_bytes > room:
             limit = max(0, room) // token_bytes
             expected = f"{config.block_size} to {limit} tokens ({numbers})"
-            raise ConfigError("max_total_tokens", expected, config.max_total_tokens, "lower it or free memory")
+            raise MemoryShortageError("max_total_tokens", expected, config.max_total_tokens, "lower it or free memory")
     else:
         useful = config.max_running_requests * -(-context // config.block_size)
         num_blocks = min(useful, int(room * fraction) // (token_bytes * config.block_size))
         least = min(context, MIN_AUTO_TOKENS)
         if num_blocks * config.block_size < least:
-            raise ConfigError(
+            raise MemoryShortageError(
                 memory,
                 f"room for the weights and {least} tokens of KV cache",
                 numbers,
@@ -89,7 +89,7 @@ def _with_context(config: EngineConfig, context: int, num_blocks: int, dtype: KV
     notes = {"kv_cache": f"{tokens} tokens in {dtype}"}
     if tokens < context:
         if config.context_length is not None:
-            raise ConfigError(
+            raise MemoryShortageError(
                 "context_length", f"at most {tokens}, what the KV cache holds", context, "lower it or enlarge the cache"
             )
         notes["context_length"] = f"lowered from the model's {context} to {tokens}, what the KV cache holds"

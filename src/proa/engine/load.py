@@ -20,6 +20,7 @@ from proa.engine.config import EngineConfig
 from proa.engine.kv_plan import plan_kv
 from proa.engine.memory import available_bytes
 from proa.engine.pass_plan import solve_pass
+from proa.engine.pinning import check_pinning
 from proa.kvcache.pool import KVPool
 from proa.models import (
     DecodeGraphs,
@@ -34,6 +35,7 @@ from proa.models import (
     load_model,
     open_experts,
     packed_bytes,
+    scratch_bytes,
 )
 from proa.native._C import CudaDriver, CudaError, CudaMissing
 from proa.native.runtime import CpuRuntime, read_bandwidth
@@ -98,10 +100,12 @@ def _load_on_cpu(
         available_bytes=available_bytes(),
     )
     weight_bytes = packed_bytes(checkpoint, experts)
-    plan = plan_for(weight_bytes=weight_bytes)
+    plan = plan_for(
+        weight_bytes=weight_bytes + scratch_bytes(checkpoint, max_forward_tokens(config), config.num_threads)
+    )
     runtime = CpuRuntime(config.num_threads)
     model = _load(config, None, runtime, checkpoint, experts, plan.max_model_len, report)
-    # The scratch memory of large chunks, known only now, may be more than the reserve.
+    # Planned scratch is an upper bound.
     plan = plan_for(weight_bytes=weight_bytes + model.workspace_bytes)
     info = {**plan.notes, **_info(config, model_info, runtime), "device": "cpu", **_without_gpu(config)}
     return LoadedModel(model, model_info.layout, plan, model_info.eos_token_ids, info, usage=model.expert_usage)
@@ -121,6 +125,9 @@ def _load_on_gpu(
     solved = solve_pass(config, gpu, model_info, trunk_for, expert_bytes=expert_bytes, ram_bytes=available_bytes())
     config, placed, plan = solved.config, solved.placed, solved.kv
     notes |= solved.notes
+    if placed.stream_all or placed.moves:
+        away = int(placed.on_gpu.sum()) / max(1, placed.on_gpu.size)
+        check_pinning(CudaDriver(), int(expert_bytes * (1 - away)))
     # One core for the thread that launches: threads of the experts stay awake during a step.
     runtime = CpuRuntime(config.num_threads, spare=1)
     model = _load(config, gpu, runtime, checkpoint, experts, plan.max_model_len, report, placed)

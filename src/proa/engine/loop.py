@@ -10,7 +10,7 @@ from time import monotonic, perf_counter
 
 import torch
 
-from proa.core.errors import CheckpointError, ConfigError, KernelFaultError, UnsupportedError
+from proa.core.errors import CheckpointError, ConfigError, KernelFaultError, MemoryShortageError, UnsupportedError
 from proa.core.logging import configure
 from proa.engine.build import LoadedModel, Loader, Report, build_engine
 from proa.engine.config import EngineConfig
@@ -54,6 +54,9 @@ _TO_BE_MENDED = (
 )  # fmt: skip
 
 
+_SHORTAGES = (MemoryShortageError, MemoryError, torch.OutOfMemoryError)
+
+
 class _ShutdownError(BaseException):
     """Shutdown arrived, or the parent is gone. No Exception, which the engine takes for a forward that failed."""
 
@@ -77,7 +80,7 @@ def run_engine(config: EngineConfig, load: Loader) -> int:
     except Exception as error:
         if not process.is_ready and isinstance(error, _TO_BE_MENDED):
             # The API process says it, once.
-            endpoint.send(Fatal(_describe(error), user=True))
+            endpoint.send(Fatal(_describe(error), user=True, is_shortage=isinstance(error, _SHORTAGES)))
             return EXIT_USER
         logger.exception("the engine cannot go on")
         endpoint.send(Fatal(f"{type(error).__name__}: {error}"))

@@ -174,10 +174,14 @@ class ExpertsRecorded(msgspec.Struct, tag="experts_recorded", frozen=True):
 
 
 class Fatal(msgspec.Struct, tag="fatal", frozen=True):
-    """The engine cannot start or go on; `user` when the configuration or checkpoint is to blame (no restart)."""
+    """The engine cannot start or go on; `user` when the configuration or checkpoint is to blame (no restart).
+
+    is_shortage: what is to be served does not fit this machine's memory.
+    """
 
     message: str
     user: bool = False
+    is_shortage: bool = False
 
 
 ToEngine = Generate | Abort | FlushCache | RecordExperts | Shutdown

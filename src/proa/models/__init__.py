@@ -7,7 +7,17 @@ from proa.models.decode_graph import DecodeGraphs
 from proa.models.expert_method import check_expert_method
 from proa.models.expert_sources import expert_layout, open_experts
 from proa.models.gpu_expert_formats import check_gpu_experts
-from proa.models.loader import ExpertInfo, GpuBytes, Model, ModelInfo, gpu_bytes, inspect, load_model, packed_bytes
+from proa.models.loader import (
+    ExpertInfo,
+    GpuBytes,
+    Model,
+    ModelInfo,
+    gpu_bytes,
+    inspect,
+    load_model,
+    packed_bytes,
+    scratch_bytes,
+)
 
 __all__ = [
     "DecodeGraphs",
@@ -24,4 +34,5 @@ __all__ = [
     "load_model",
     "open_experts",
     "packed_bytes",
+    "scratch_bytes",
 ]

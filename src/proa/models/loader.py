@@ -22,7 +22,7 @@ from proa.layers.kernel_check import Activations, check_kernels
 from proa.layers.parameters import ParameterReader
 from proa.layers.workspace import ExpertPlan
 from proa.models.config import ModelConfig
-from proa.models.decoder import Decoder, gpu_expanded_bytes, gpu_scratch_bytes
+from proa.models.decoder import Decoder, cpu_scratch_bytes, gpu_expanded_bytes, gpu_scratch_bytes
 from proa.models.registry import checkpoint_config, decoder_spec
 from proa.moe.traffic import ExpertTraffic, HybridTraffic
 from proa.moe.usage import ExpertUsage
@@ -31,7 +31,17 @@ from proa.weights.checkpoint import Checkpoint
 from proa.weights.expert_source import ExpertSource
 from proa.weights.progress import LoadProgress
 
-__all__ = ["ExpertInfo", "GpuBytes", "Model", "ModelInfo", "gpu_bytes", "inspect", "load_model", "packed_bytes"]
+__all__ = [
+    "ExpertInfo",
+    "GpuBytes",
+    "Model",
+    "ModelInfo",
+    "gpu_bytes",
+    "inspect",
+    "load_model",
+    "packed_bytes",
+    "scratch_bytes",
+]
 
 logger = logging.getLogger("proa.models")
 
@@ -172,6 +182,15 @@ def gpu_bytes(checkpoint: Checkpoint, experts: ExpertSource | None = None, *, ma
         weights += checkpoint.nbytes("model.embed_tokens.weight")
     expanded = gpu_expanded_bytes(spec, config.max_position_embeddings)
     return GpuBytes(weights, gpu_scratch_bytes(spec, max_tokens), expanded)
+
+
+def scratch_bytes(checkpoint: Checkpoint, max_tokens: int, num_threads: int | None = None) -> int:
+    """At most what forwards of `max_tokens` tokens take on this machine's CPU. Reads config.json only.
+
+    Raises:
+        ConfigError: more threads than this process may use.
+    """
+    return cpu_scratch_bytes(decoder_spec(checkpoint_config(checkpoint)), max_tokens, num_threads)
 
 
 def load_model(

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from proa.core.errors import UnsupportedError
+from proa.core.errors import MemoryShortageError, UnsupportedError
 from proa.layers.workspace import ExpertPlan, Workspace
 from proa.moe.cpu_experts import CpuExperts
 from proa.moe.deferral import DeferralPlan
@@ -82,6 +82,7 @@ class Hybrid:
         self._streams: list[bool] = []  # of each layer: its experts may cross the bus
         self._scratch: Any = None
         self._pinned: list[int] = []
+        self._pinned_bytes = 0
         # The layers are kept until then. At the end of the process the system lets go of everything.
         weakref.finalize(self, _unpin, driver, self._pinned).atexit = False
 
@@ -161,10 +162,16 @@ class Hybrid:
             self._driver.pin(layer.used_memory, PIN_THREADS)
         except _C.CudaError as error:
             if self.plan.stream_all or self.plan.moves:
-                raise
+                needed = sum(nbytes for _, nbytes in layer.used_memory) / 2**30
+                fix = "raise what limits pinned memory (a container's, WSL's), or use --gpu-prefill-threshold 0"
+                got = f"{error} with {self._pinned_bytes / 2**30:.2f} GiB pinned"
+                raise MemoryShortageError(
+                    "pinned memory", f"{needed:.2f} GiB for a layer's experts", got, fix
+                ) from error
             _log.warning("experts of layer %d stay on the CPU in long prompts: %s", len(self._layers), error)
             return False
         self._pinned += [start for start, _ in layer.used_memory]
+        self._pinned_bytes += sum(nbytes for _, nbytes in layer.used_memory)
         return not self._layers or layer.linear_bytes == self._layers[0].cpu.layer.linear_bytes
 
     def _gpu_experts(self, experts: CpuExperts) -> GpuExperts:

@@ -48,7 +48,7 @@ class EngineState(enum.StrEnum):
 class EngineStatus:
     """A snapshot for observers (the CLI's progress display) and `/readyz`.
 
-    `user_error` tells that the configuration or checkpoint is to blame for `message`.
+    `user_error` tells that the configuration or checkpoint is to blame for `message`, `is_shortage` that it is memory.
     """
 
     state: EngineState = EngineState.STOPPED
@@ -58,6 +58,7 @@ class EngineStatus:
     restarts: int = 0
     message: str = ""
     user_error: bool = False
+    is_shortage: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +168,8 @@ class EngineProcess:
         if not user_error and not gave_up:
             return False
         message = fatal.message if fatal is not None else reason
-        self._set(state=EngineState.FAILED, message=message, user_error=user_error, pid=0)
+        is_shortage = fatal is not None and fatal.is_shortage
+        self._set(state=EngineState.FAILED, message=message, user_error=user_error, is_shortage=is_shortage, pid=0)
         return True
 
     async def _run_once(self) -> str:

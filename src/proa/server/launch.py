@@ -35,10 +35,14 @@ EXIT_USER_ERROR = 3
 
 @dataclass(frozen=True, slots=True)
 class ServeResult:
-    """How serving ended: 0, EXIT_USER_ERROR or EXIT_ENGINE_FAILED, and for the last two a message for the user."""
+    """How serving ended: 0, EXIT_USER_ERROR or EXIT_ENGINE_FAILED, and for the last two a message for the user.
+
+    is_shortage: the model does not fit this machine's memory.
+    """
 
     exit_code: int
     message: str = ""
+    is_shortage: bool = False
 
 
 def serve(
@@ -151,7 +155,8 @@ class _ApiProcess:
         if engine.done():
             engine.result()
             status = self._engine.status
-            return ServeResult(EXIT_USER_ERROR if status.user_error else EXIT_ENGINE_FAILED, status.message)
+            code = EXIT_USER_ERROR if status.user_error else EXIT_ENGINE_FAILED
+            return ServeResult(code, status.message, status.is_shortage)
         serving.result()
         return ServeResult(0)
 
