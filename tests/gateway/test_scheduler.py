@@ -257,25 +257,33 @@ def test_two_models_in_turn_are_served_in_batches():
     assert world.num_launches == 3
 
 
-def test_constant_load_on_two_models_does_not_starve_a_third():
-    """Requests overlap, so that neither of the two is ever idle by itself."""
-    world = World(model("a", 40), model("b", 40), model("c", 90), memory_budget={"ram": 100}, patience=5.0)
+def test_requests_in_the_queue_of_a_busy_model_are_served_before_it_leaves():
+    world = loaded(World(model("a", max_running=1), model("b"), memory_budget={"ram": 15}), "a")
+    first, second = world.request("a"), world.request("a")
+    world.request("b")
+    world.leave(first)
+    assert second in world.granted and not world.halting
+    world.leave(second)
+    assert world.halting == {"a"}
+
+
+@pytest.mark.parametrize("needs", [90, 50])
+def test_constant_load_on_two_models_does_not_starve_a_third(needs):
+    """Requests overlap by two, so that neither of the two is ever idle by itself. Both have to go, or one of them."""
+    world = World(model("a", 40), model("b", 40), model("c", needs), memory_budget={"ram": 100}, patience=5.0)
     loaded(world, "a", "b")
-    running = {name: world.request(name) for name in "ab"}
+    running = {name: [world.request(name), world.request(name)] for name in "ab"}
     wanted = world.request("c")
     for _ in range(30):
         for name in "ab":
             world.wait(0.5)
-            before, running[name] = running[name], world.request(name)
-            world.leave(before)
+            running[name].append(world.request(name))
+            world.leave(running[name].pop(0))
         for name in sorted(world.halting):
             world.end(name)
     assert world.state("c") is State.STARTING
     world.ready("c")
     assert wanted in world.granted
-    world.leave(wanted)
-    world.end("c")
-    assert set(world.alive) == {"a", "b"}
 
 
 def test_what_was_asked_for_before_is_served_before_it_is_swapped_out():
@@ -306,11 +314,51 @@ def test_a_model_asked_for_by_refused_clients_is_left_for_them():
     world = World(model("a"), model("b"), memory_budget={"ram": 15})
     world.call("load", "a")
     world.ready("a")
+    world.leave(world.request("a"))
+    world.call("unload", "a")
+    world.end("a")
+    world.call("load", "a")
+    world.ready("a")
     world.request("b")
     world.wait(29.9)
     assert not world.halting
     world.wait(0.1)
     assert world.halting == {"a"}
+
+
+def test_refusing_models_do_not_hold_requests_for_their_next_turn():
+    refusing = model("a", while_starting="refuse")
+    world = World(refusing, model("b"), memory_budget={"ram": 15}, patience=10.0)
+    world.call("load", "a")
+    world.ready("a")
+    first = world.request("a")
+    world.request("b")
+    world.wait(10)
+    within = world.request("a")
+    assert within in world.granted
+    world.wait(1)
+    with pytest.raises(EngineStartingError):
+        world.request("a")
+    world.leave(first)
+    world.leave(within)
+    assert world.halting == {"a"}
+
+    world = loaded(World(model("a")), "a")
+    reconfigured(world, replace(model("a"), while_starting="refuse"))
+    world.request("a")
+    world.call("unload", "a", breaks="a")
+    with pytest.raises(EngineStartingError):
+        world.request("a")
+
+
+def test_a_pinned_engine_does_not_come_back_while_the_gateway_closes():
+    world = loaded(World(model("a", pin=True)), "a")
+    world.fault("a")
+    world.call("close")
+    world.end("a")
+    assert world.scheduler.next_wakeup is None
+    world.wait(1000)
+    assert world.num_launches == 1
 
 
 def test_a_small_model_goes_before_a_blocked_large_one_where_it_delays_nothing():

@@ -51,6 +51,8 @@ class Scheduler:
         self._tickets: dict[Hashable, Slot] = {}
         self._effects: list[Effect] = []
         self._deadlines: list[float] = []
+        # Models whose place is waited for -> until when a request must have come to be taken.
+        self._horizons: dict[str, float] = {}
         self._is_closing = False
 
     @property
@@ -80,12 +82,13 @@ class Scheduler:
             raise GatewayStoppingError(model, "one that shuts down", _RETRY_S)
         if life.state is State.FAILED and not life.may_start(now):
             raise EngineCoolingDownError(model, f"none: {life.reason}", life.retry_at - now)
-        if slot.config.while_starting == "refuse" and life.state is not State.READY:
+        if slot.config.while_starting == "refuse" and not self._takes_requests(slot, now):
             self._want(slot, now)
             self._settle(now)
             if slot.no_room:
                 raise _no_room(slot)
-            raise EngineStartingError(model, f"one that is {slot.life.state}", _RETRY_S)
+            got = "one that leaves" if slot.life.state is State.READY else f"one that is {slot.life.state}"
+            raise EngineStartingError(model, got, _RETRY_S)
         if self._must_wait(slot) and len(slot.waiting) >= slot.config.max_waiting:
             raise QueueFullError(slot.config.max_waiting + slot.config.max_running)
         self.enqueue(ticket, model, now)
@@ -155,7 +158,7 @@ class Scheduler:
             slot.wanted_since = None
             error = EngineFailedError(model, f"one that failed: {slot.life.reason}", slot.life.retry_at - now)
             self._refuse_waiting(slot, error)
-            if slot.config.pin and not slot.is_removed:
+            if slot.config.pin and not slot.is_removed and not self._is_closing:
                 self._want(slot, now)
         if slot.is_removed:
             del self._slots[model]
@@ -199,6 +202,10 @@ class Scheduler:
     def _want(self, slot: Slot, now: float) -> None:
         if slot.life.state is not State.READY and slot.wanted_since is None:
             slot.wanted_since = now
+
+    def _takes_requests(self, slot: Slot, now: float) -> bool:
+        is_ready = slot.life.state is State.READY and slot.leaves_at is None
+        return is_ready and now <= self._horizons.get(slot.config.name, inf)
 
     def _must_wait(self, slot: Slot) -> bool:
         is_full = slot.num_running >= slot.config.max_running
@@ -255,9 +262,9 @@ class Scheduler:
         self._deadlines = []
         for slot in self._slots.values():
             self._end_what_leaves(slot, now)
-        horizons = self._start_what_is_asked_for(now)
+        self._horizons = self._start_what_is_asked_for(now)
         for slot in self._slots.values():
-            self._grant(slot, horizons.get(slot.config.name, inf))
+            self._grant(slot, self._horizons.get(slot.config.name, inf))
             self._end_what_nobody_wants(slot, now)
 
     def _is_due(self, at: float, now: float) -> bool:
@@ -271,7 +278,7 @@ class Scheduler:
             self._halt(slot, now, slot.leave_reason)
 
     def _start_what_is_asked_for(self, now: float) -> dict[str, float]:
-        """Returns the models whose place is waited for: name -> until when a request must have come to be taken."""
+        """Launch what fits, make room for the first that does not; returns the horizons of those that have to go."""
         blocked: list[Resident] = []
         horizons: dict[str, float] = {}
         for since, slot in self._asked_for(now):
