@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,19 +28,26 @@ TOOLS = [
     {"type": "function", "function": {"name": "first", "parameters": SCHEMA}},
     {"type": "function", "function": {"name": 'se"cond', "parameters": {"type": "object"}}},
 ]
-FAMILIES = ["kimi_k2", "deepseek_v31", "deepseek_v3", "qwen3"]
+FAMILIES = [
+    "kimi_k2", "deepseek_v31", "deepseek_v3", "qwen3", "qwen3_coder", "glm45", "glm47", "minimax_m2", "mistral",
+]  # fmt: skip
 # One call of each, as the model writes it; {} for the call's number.
 CALLS = {
     "kimi_k2": '<|tool_call_begin|>functions.first:{}<|tool_call_argument_begin|>{{"n": 5}}<|tool_call_end|>',
     "deepseek_v31": '<｜tool▁call▁begin｜>first<｜tool▁sep｜>{{"n": 5}}<｜tool▁call▁end｜>',
     "deepseek_v3": "<｜tool▁call▁begin｜>function<｜tool▁sep｜>first\n```json\n" + '{{"n": 5}}\n```<｜tool▁call▁end｜>',
     "qwen3": '<tool_call>\n{{"name": "first", "arguments": {{"n": 5}}}}\n</tool_call>',
+    "qwen3_coder": "<tool_call>\n<function=first>\n<parameter=n>\n5\n</parameter>\n</function>\n</tool_call>",
+    "glm45": "<tool_call>first\n<arg_key>n</arg_key>\n<arg_value>5</arg_value>\n</tool_call>",
+    "glm47": "<tool_call>first<arg_key>n</arg_key><arg_value>5</arg_value></tool_call>",
+    "minimax_m2": '<invoke name="first">\n<parameter name="n">5</parameter>\n</invoke>\n',
+    "mistral": '[TOOL_CALLS]first[ARGS]{{"n": 5}}',
 }
 SECTIONS = {
     "kimi_k2": ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     "deepseek_v31": ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
     "deepseek_v3": ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
-    "qwen3": ("", ""),
+    "minimax_m2": ("<minimax:tool_call>\n", "</minimax:tool_call>"),
 }
 
 
@@ -89,8 +96,8 @@ def family_of(name: str, *, history_calls: int = 0, in_reasoning: bool = False) 
 
 
 def answer_of(name: str, numbers: list[int]) -> str:
-    begin, end = SECTIONS[name]
-    separator = "\n" if name in {"qwen3", "deepseek_v3"} else ""
+    begin, end = SECTIONS.get(name, ("", ""))
+    separator = "\n" if name in {"qwen3", "qwen3_coder", "glm45", "deepseek_v3"} else ""
     return begin + separator.join(CALLS[name].format(number) for number in numbers) + end
 
 
@@ -184,9 +191,8 @@ def test_none_bans_what_opens_a_call():
     assert build_constraint(AnswerRules(), kimi.reading) is None
 
 
-@pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "minimax_m2", "deepseek_v32"])
-def test_calls_that_are_not_json_cannot_be_required(name):
-    family = family_of(name)
+def test_a_family_without_a_frame_cannot_be_made_to_call():
+    family = family_of("deepseek_v32")
     assert build_constraint(AnswerRules(tools=TOOLS), family.reading) is None
     with pytest.raises(UserError, match="can be constrained") as error:
         build_constraint(AnswerRules(tools=TOOLS, mode="required"), family.reading)
@@ -194,6 +200,43 @@ def test_calls_that_are_not_json_cannot_be_required(name):
     with pytest.raises(UserError) as error:
         build_constraint(AnswerRules(tools=TOOLS, mode="required"), None)
     assert error.value.param == "tool_choice"
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "kimi_k2"])
+def test_auto_masks_the_names_of_every_family(name):
+    family = family_of(name)
+    built = build_constraint(AnswerRules(tools=TOOLS), family.reading)
+    grammar, answer = built.constraint.grammar, answer_of(name, [0])
+    assert built.check is None and next(iter(built.constraint.starts)) == family.tokens(answer)[0]
+    assert family.accepts(grammar, answer) and family.accepts(grammar, answer.replace("5", '"x"'))
+    assert not family.accepts(grammar, answer.replace("first", "third"))
+    assert set(built.constraint.pauses) <= {family.tokens(answer)[-1]}
+
+
+def test_mistral_without_a_token_before_arguments_writes_a_list():
+    family = family_of("mistral")
+    markers = {token_id: name for token_id, name in family.reading.marker_ids.items() if name != "[ARGS]"}
+    reading = replace(family.reading, marker_ids=markers, spelled=frozenset({"[ARGS]"}))
+    listed = Family(reading, family.vocabulary)
+    grammar = build_constraint(AnswerRules(tools=TOOLS, mode="required"), reading).constraint.grammar
+    call = '{"name": "first", "arguments": {"n": 5}}'
+    assert listed.accepts(grammar, f"[TOOL_CALLS] [{call}, {call}]") and listed.accepts(
+        grammar, f"[TOOL_CALLS][{call}]"
+    )
+    assert not listed.accepts(grammar, '[TOOL_CALLS]first{"n": 5}')
+
+
+def test_a_call_id_of_mistrals_may_stand_before_the_arguments():
+    family = family_of("mistral")
+    grammar = build_constraint(AnswerRules(tools=TOOLS, mode="required"), family.reading).constraint.grammar
+    assert family.accepts(grammar, '[TOOL_CALLS]first[CALL_ID]a1b2c3d4e[ARGS]{"n": 5}')
+    assert not family.accepts(grammar, '[TOOL_CALLS]first[CALL_ID]a[ARGS]{"n": 5}')
+
+
+@pytest.mark.parametrize("name", ["qwen3", "glm47"])
+def test_calls_are_constrained_without_a_reasoning_parser(name):
+    reading = replace(family_of(name).reading, family=output_family(name, has_reasoning=False))
+    assert build_constraint(AnswerRules(tools=TOOLS, mode="required"), reading) is not None
 
 
 def test_markers_that_are_no_tokens_are_spelled():

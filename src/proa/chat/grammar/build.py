@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from proa.chat.dialect import AnswerReading
 from proa.chat.grammar.calls import CallGrammar, ToolRule
-from proa.chat.grammar.frames import FRAMES, CallFrame
+from proa.chat.grammar.frames import call_frame
+from proa.chat.grammar.parameters import ParameterRules
+from proa.chat.grammar.rules import RuleBook, Spelling, inside_slashes
 from proa.chat.grammar.schema import ANY_OBJECT, schema_rule
 from proa.chat.output.machine import THINK, THINK_END
-from proa.chat.output.parser import FAMILIES
 from proa.core.constraint import MAX_GRAMMAR_CHARACTERS, Constraint
 from proa.core.errors import UserError
 
@@ -161,17 +161,24 @@ def _calls(rules: AnswerRules, reading: AnswerReading | None) -> CallGrammar | N
             raise UserError("tool_choice", "a function of tools", repr(rules.name[:200]))
     if not functions or rules.mode == "none":
         return None
-    frame = _frame(reading)
+    marker_ids = {} if reading is None else {name: token_id for token_id, name in reading.marker_ids.items()}
+    frame = None if reading is None else call_frame(reading.family.name, marker_ids)
     if reading is None or frame is None:
         if is_required or not rules.parallel_calls:
             where = "tool_choice" if is_required else "parallel_tool_calls"
             expected = "a model whose calls can be constrained"
             raise UserError(where, expected, "another one", "use tool_choice auto", code="unsupported_parameter")
         return None
-    tools = [_tool_rule(function, index, is_required=is_required) for index, function in enumerate(functions)]
+    spelling, book = Spelling(marker_ids), RuleBook()
+    written = None if frame.parameters is None else ParameterRules(frame.parameters, spelling, book)
+    tools = [
+        _tool_rule(function, f"tools.{index}.function.parameters", book, written, is_required=is_required)
+        for index, function in enumerate(functions)
+    ]
     return CallGrammar(
         frame,
-        {name: token_id for token_id, name in reading.marker_ids.items()},
+        spelling,
+        book,
         tools,
         first_number=reading.history_calls,
         # A named function is called once, as OpenAI's API does.
@@ -179,19 +186,19 @@ def _calls(rules: AnswerRules, reading: AnswerReading | None) -> CallGrammar | N
     )
 
 
-def _frame(reading: AnswerReading | None) -> CallFrame | None:
-    for name, family in FAMILIES.items():
-        if reading is not None and reading.family is family and name in FRAMES:
-            return FRAMES[name]
-    return None
-
-
-def _tool_rule(function: Mapping[str, Any], index: int, *, is_required: bool) -> ToolRule:
-    where = f"tools.{index}.function.parameters"
+def _tool_rule(
+    function: Mapping[str, Any], where: str, book: RuleBook, written: ParameterRules | None, *, is_required: bool
+) -> ToolRule:
+    """A function's rule; `written`: its arguments are written one by one."""
     is_strict = function.get("strict") is True
     schema = function.get("parameters") if is_required or is_strict else None
-    rule = schema_rule(ANY_OBJECT if schema is None else schema, where, strict=is_strict)
-    return ToolRule(str(function["name"]), rule, has_schema=schema is not None)
+    if written is None:
+        rule = schema_rule(ANY_OBJECT if schema is None else schema, where, strict=is_strict)
+    elif schema is None:
+        rule = written.free()
+    else:
+        rule = written.of_schema(schema, where, strict=is_strict)
+    return ToolRule(str(function["name"]), book.rule(rule, "arguments"), has_schema=schema is not None)
 
 
 def _content(rules: AnswerRules) -> _Content | None:
@@ -227,16 +234,9 @@ def _extras(rules: AnswerRules) -> list[_Content | None]:
         except (ValueError, RecursionError) as error:
             raise UserError("json_schema", "a JSON schema as text", str(error)[:200]) from error
         json_content = _Content("json_schema", schema_rule(schema, "json_schema", strict=False))
-    regex = None if rules.regex is None else _Content("regex", _regex_literal(rules.regex))
+    regex = None if rules.regex is None else _Content("regex", f"/{inside_slashes(rules.regex) or '(?:)'}/")
     ebnf = None if rules.ebnf is None else _Content("ebnf", text=rules.ebnf, is_ebnf=True)
     return [json_content, regex, ebnf]
-
-
-def _regex_literal(regex: str) -> str:
-    """`/regex/`, the delimiter escaped where it is not, line breaks spelled."""
-    body = re.sub(r"\\.|[/\n]", lambda match: {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}.get(match[0], match[0]), regex,
-                  flags=re.DOTALL)  # fmt: skip
-    return f"/{body or '(?:)'}/"
 
 
 def _sized(grammar: str, where: str) -> str:

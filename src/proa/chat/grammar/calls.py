@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from proa.chat.grammar.frames import CallFrame, Marker, Slot
+from proa.chat.grammar.frames import CallFrame, Slot
+from proa.chat.grammar.rules import Marker, Piece, RuleBook, Spelling, literal
 
 __all__ = ["MAX_CALLS", "CallGrammar", "ToolRule"]
 
@@ -16,7 +18,7 @@ MAX_CALLS = 128
 
 @dataclass(frozen=True, slots=True)
 class ToolRule:
-    """A function and the rule for its arguments. has_schema: the rule holds a schema of the client's."""
+    """A function and the rule for its arguments, by name. has_schema: the rule holds a schema of the client's."""
 
     name: str
     arguments: str
@@ -26,23 +28,29 @@ class ToolRule:
 class CallGrammar:
     """Calls of `tools` and what begins and ends them.
 
+    rules: where those of the arguments are.
     starts, pauses: as in Constraint; empty when the checkpoint has no token for the markers.
     """
 
     def __init__(
         self,
         frame: CallFrame,
-        marker_ids: Mapping[str, int],
+        spelling: Spelling,
+        rules: RuleBook,
         tools: Sequence[ToolRule],
         *,
         first_number: int,
         only_one: bool,
     ) -> None:
         self._frame = frame
-        self._marker_ids = marker_ids
+        self._spelling = spelling
+        self._rules = rules
         self._tools = tools
         self._first_number = first_number
         self._only_one = only_one
+        self._begin = spelling.of(frame.begin)
+        self._end = spelling.of(frame.end)
+        self._separator = f"{literal(frame.separator)}?" if frame.separator else ""
 
     @property
     def where(self) -> str:
@@ -57,35 +65,37 @@ class CallGrammar:
     @property
     def starts(self) -> dict[int, tuple[int, ...]]:
         """A call's own marker opens a section too, as the parser reads it."""
-        section, call = self._frame.section, self._marker_ids.get(self._first_marker)
-        if section is None:
-            return {} if call is None else {call: (call,)}
-        begin = self._marker_ids.get(section[0])
-        if begin is None or call is None:
+        opening = [self._token(self._frame.begin[:1])] if self._frame.begin else []
+        call = self._token(self._frame.call[:1])
+        if None in opening or (call is None and not opening):
             return {}
-        return {begin: (begin,), call: (begin, call)}
+        begun = tuple(token_id for token_id in opening if token_id is not None)
+        starts = {begun[0]: begun} if begun else {}
+        # What stands between the section's marker and the call's is not skipped.
+        return starts if call is None or len(self._frame.begin) > 1 else starts | {call: (*begun, call)}
 
     @property
     def pauses(self) -> tuple[int, ...]:
         """The marker after which there may be text again."""
-        last = self._frame.section[1] if self._frame.section is not None else self._last_marker
-        token_id = self._marker_ids.get(last)
+        token_id = self._token((self._frame.end or self._frame.call)[-1:])
         return () if token_id is None else (token_id,)
+
+    def _token(self, pieces: Sequence[Piece | Slot]) -> int | None:
+        """The token that a piece is."""
+        return next((self._spelling.marker_ids.get(piece.name) for piece in pieces if isinstance(piece, Marker)), None)
 
     def text(self, start: str, *, first_number: int | None = None) -> str:
         """The whole grammar; `start`: the body of its first rule, in which `calls` are these calls.
 
         `first_number`: another one for the first call. After the end of a section another one may begin.
         """
-        rules: dict[str, str] = {}
-        calls = [self._call(tool, rules.setdefault(tool.arguments, f"arguments_{len(rules)}")) for tool in self._tools]
-        alternatives = "\n | ".join(calls)
+        alternatives = "\n | ".join(map(self._call, self._tools))
         if Slot.NUMBER in self._frame.call:
             first = self._first_number if first_number is None else first_number
             run = self._numbered_run(alternatives, first)
         else:
             run = self._plain_run(alternatives)
-        lines = [f"start: {start}", *run, *(f"{name}: {rule}" for rule, name in rules.items())]
+        lines = [f"start: {start}", *run, *self._rules.lines]
         return "\n".join(lines) + "\n"
 
     def _numbered_run(self, call: str, first: int) -> list[str]:
@@ -110,52 +120,34 @@ class CallGrammar:
         section = f"{self._begin} call ({self._separator} call)* {self._end}"
         return [f"calls: ({section})+" if self._end else f"calls: {section}", f"call: {call}"]
 
-    @property
-    def _first_marker(self) -> str:
-        return next(piece.name for piece in self._frame.call if isinstance(piece, Marker))
-
-    @property
-    def _last_marker(self) -> str:
-        return next(piece.name for piece in reversed(self._frame.call) if isinstance(piece, Marker))
-
-    @property
-    def _begin(self) -> str:
-        return self._marker(self._frame.section[0]) if self._frame.section is not None else ""
-
-    @property
-    def _end(self) -> str:
-        return self._marker(self._frame.section[1]) if self._frame.section is not None else ""
-
-    @property
-    def _separator(self) -> str:
-        return f"{_literal(self._frame.separator)}?" if self._frame.separator else ""
-
-    def _marker(self, name: str) -> str:
-        token_id = self._marker_ids.get(name)
-        return _literal(name) if token_id is None else f"<[{token_id}]>"
-
-    def _call(self, tool: ToolRule, arguments: str) -> str:
+    def _call(self, tool: ToolRule) -> str:
+        """One call of `tool`."""
         parts: list[str] = []
         text = ""
         for piece in self._frame.call:
             if isinstance(piece, str):
                 text += piece
-            elif piece is Slot.NAME:
-                text += tool.name
-            elif piece is Slot.JSON_NAME:
-                text += json.dumps(tool.name, ensure_ascii=False)[1:-1]
+            elif piece in _NAMES:
+                text += _NAMES[piece](tool.name)
             else:
-                if text:
-                    parts.append(_literal(text))
+                parts += [literal(text)] if text else []
                 text = ""
-                if isinstance(piece, Marker):
-                    parts.append(self._marker(piece.name))
+                if isinstance(piece, Slot):
+                    parts.append("number::_" if piece is Slot.NUMBER else tool.arguments)
                 else:
-                    parts.append("number::_" if piece is Slot.NUMBER else arguments)
-        if text:
-            parts.append(_literal(text))
+                    parts.append(self._spelling.of((piece,)))
+        parts += [literal(text)] if text else []
         return " ".join(parts)
 
 
-def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+def _quoted(name: str) -> str:
+    quote = "'" if '"' in name else '"'
+    return f"{quote}{name}{quote}"
+
+
+# How a name is written, by slot.
+_NAMES: Mapping[Any, Callable[[str], str]] = {
+    Slot.NAME: str,
+    Slot.JSON_NAME: lambda name: json.dumps(name, ensure_ascii=False)[1:-1],
+    Slot.QUOTED_NAME: _quoted,
+}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-__all__ = ["has_finite_text"]
+__all__ = ["has_finite_text", "resolver"]
 
 # A round settles all that is not part of a circle; circles within circles take one more each.
 _MAX_ROUNDS = 32
@@ -18,7 +18,7 @@ def has_finite_text(root: _Schema) -> bool:
 
     Only local references are followed; others, and what is no schema, count as fitting. Linear in the schema.
     """
-    resolve = _resolver(root)
+    resolve = resolver(root)
     order = _post_order(root, resolve)
     finite: set[int] = set()
 
@@ -89,7 +89,9 @@ def _dependencies(schema: _Schema, resolve: Callable[[Any], Any]) -> Iterator[An
     yield from _needed(schema)
 
 
-def _resolver(root: _Schema) -> Callable[[Any], Any]:
+def resolver(root: _Schema) -> Callable[[Any], Any]:
+    """What finds the schema that a local reference in `root` names."""
+
     def resolve(reference: Any) -> Any:
         """The schema a local reference names, None for any other one."""
         if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):

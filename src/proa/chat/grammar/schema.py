@@ -9,7 +9,7 @@ from typing import Any
 from proa.chat.grammar.references import has_finite_text
 from proa.core.errors import UserError
 
-__all__ = ["ANY_OBJECT", "MAX_SCHEMA_CHARACTERS", "schema_rule"]
+__all__ = ["ANY_OBJECT", "MAX_SCHEMA_CHARACTERS", "check_schema", "schema_rule"]
 
 MAX_SCHEMA_CHARACTERS = 256 * 1024
 # The engine's JSON reader gives up at 128.
@@ -33,17 +33,22 @@ def schema_rule(schema: Any, where: str, *, strict: bool) -> str:
     """
     if schema is True:
         schema = {}
-    if not isinstance(schema, Mapping):
-        raise UserError(where, "a JSON schema (an object)", type(schema).__name__)
-    _check_depth(schema, where)
-    if not has_finite_text(schema):
-        raise UserError(where, "a schema that something can fit", "references that lead in a circle")
+    check_schema(schema, where)
     prepared = {key: value for key, value in _prepared(schema).items() if key not in {"$id", "$schema"}}
     prepared["x-guidance"] = {"whitespace_pattern": _WHITESPACE, "lenient": not strict, "coerce_one_of": True}
     text = json.dumps(prepared, ensure_ascii=False, separators=(",", ":"))
     if len(text) > MAX_SCHEMA_CHARACTERS:
         raise UserError(where, f"a schema of at most {MAX_SCHEMA_CHARACTERS} characters", len(text))
     return f"%json {text}"
+
+
+def check_schema(schema: Any, where: str) -> None:
+    """Raise UserError for what is no schema, too deep, or fits nothing."""
+    if not isinstance(schema, Mapping):
+        raise UserError(where, "a JSON schema (an object)", type(schema).__name__)
+    _check_depth(schema, where)
+    if not has_finite_text(schema):
+        raise UserError(where, "a schema that something can fit", "references that lead in a circle")
 
 
 def _check_depth(schema: Any, where: str) -> None:

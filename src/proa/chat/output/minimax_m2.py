@@ -11,14 +11,14 @@ from proa.chat.output.machine import THINK, THINK_END, OutputFormat
 from proa.chat.output.xml_body import XmlBody, attribute_name, attribute_parameter
 from proa.chat.output.xml_table import invoke_table
 
-__all__ = ["FORMAT"]
+__all__ = ["FORMAT", "SECTION_BEGIN", "SECTION_END"]
 
-_SECTION_BEGIN = "<minimax:tool_call>"
-_SECTION_END = "</minimax:tool_call>"
+SECTION_BEGIN = "<minimax:tool_call>"
+SECTION_END = "</minimax:tool_call>"
 
 FORMAT = OutputFormat(
-    tokens=(_SECTION_BEGIN, _SECTION_END, THINK, THINK_END),
-    table=invoke_table([_SECTION_BEGIN], [_SECTION_END], prefixes=[""]),
+    tokens=(SECTION_BEGIN, SECTION_END, THINK, THINK_END),
+    table=invoke_table([SECTION_BEGIN], [SECTION_END], prefixes=[""]),
     body=partial(XmlBody, read=attribute_parameter),
     name=attribute_name,
 )

@@ -10,26 +10,26 @@ from proa.chat.output.envelope import EnvelopeBody
 from proa.chat.output.machine import THINK, THINK_END, CallMachine, OutputFormat, State
 from proa.chat.output.tools import BLANKS
 
-__all__ = ["FORMAT"]
+__all__ = ["ARGUMENTS", "CALL", "FORMAT", "ID"]
 
-_CALL = "[TOOL_CALLS]"
-_ID = "[CALL_ID]"
-_ARGUMENTS = "[ARGS]"
+CALL = "[TOOL_CALLS]"
+ID = "[CALL_ID]"
+ARGUMENTS = "[ARGS]"
 
 _HEADER = {
-    _CALL: CallMachine.open_call,
-    _ARGUMENTS: CallMachine.open_arguments,
+    CALL: CallMachine.open_call,
+    ARGUMENTS: CallMachine.open_arguments,
     "{": CallMachine.open_arguments_here,
 }
 
 FORMAT = OutputFormat(
-    tokens=(_CALL, _ID, _ARGUMENTS, THINK, THINK_END),
+    tokens=(CALL, ID, ARGUMENTS, THINK, THINK_END),
     table={
-        State.REASONING: {_CALL: CallMachine.open_call},
-        State.CONTENT: {_CALL: CallMachine.open_call},
-        State.NAME: {**_HEADER, _ID: CallMachine.close_header},
+        State.REASONING: {CALL: CallMachine.open_call},
+        State.CONTENT: {CALL: CallMachine.open_call},
+        State.NAME: {**_HEADER, ID: CallMachine.close_header},
         State.TYPE: _HEADER,
-        State.ARGUMENTS: {_CALL: CallMachine.close_and_open_call},
+        State.ARGUMENTS: {CALL: CallMachine.close_and_open_call},
     },
     body=EnvelopeBody,
     # The bracket of a list: the names are inside.

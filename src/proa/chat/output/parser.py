@@ -64,10 +64,12 @@ class _Factory(Protocol):
 class OutputFamily:
     """How a family of models writes.
 
-    markers: the names of its marker tokens. parser: makes the parser for one answer; `spelled`: the markers that the
-    checkpoint has no token for. history_id: (name, number) -> the id that a call of the history gets in a prompt.
+    name: what `--tool-call-parser` calls it. markers: the names of its marker tokens. parser: makes the parser for one
+    answer; `spelled`: the markers that the checkpoint has no token for. history_id: (name, number) -> the id that a
+    call of the history gets in a prompt.
     """
 
+    name: str
     markers: tuple[str, ...]
     parser: _Factory
     history_id: Callable[[str, int], str]
@@ -97,14 +99,14 @@ def _kimi(tools: DeclaredTools, *, spelled: Collection[str] = (), **options: Any
     return _SpelledKimiParser(tools, spelled, **options) if spelled else kimi_k2.KimiK2Parser(tools, **options)
 
 
-def _family(form: OutputFormat) -> OutputFamily:
+def _family(name: str, form: OutputFormat) -> OutputFamily:
     """The family that writes in a format of the table-driven machine."""
 
     def parser(tools: DeclaredTools, *, history_calls: int = 0, **options: Any) -> OutputParser:  # noqa: ARG001
         # Ids are the same for any number of calls before.
         return CallMachine(form, tools, **options)
 
-    return OutputFamily((*form.tokens, *form.text_tokens), parser, _history_id)
+    return OutputFamily(name, (*form.tokens, *form.text_tokens), parser, _history_id)
 
 
 def _history_id(_name: str, number: int) -> str:
@@ -125,8 +127,8 @@ _FORMATS: dict[str, OutputFormat] = {
     "qwen3_coder": qwen3_coder.FORMAT,
 }
 FAMILIES: dict[str, OutputFamily] = {
-    "kimi_k2": OutputFamily(kimi_k2.MARKERS, _kimi, kimi_k2.call_id),
-    **{name: _family(form) for name, form in _FORMATS.items()},
+    "kimi_k2": OutputFamily("kimi_k2", kimi_k2.MARKERS, _kimi, kimi_k2.call_id),
+    **{name: _family(name, form) for name, form in _FORMATS.items()},
 }
 
 # Other servers' names for the same.
@@ -153,4 +155,5 @@ def output_family(name: str, *, has_reasoning: bool = True) -> OutputFamily:
     if name not in _FORMATS:
         raise UnsupportedError("--reasoning-parser", f"one beside --tool-call-parser {name}", "none", "leave it out")
     form = _FORMATS[name]
-    return _family(replace(form, tokens=tuple(token for token in form.tokens if token not in {THINK, THINK_END})))
+    tokens = tuple(token for token in form.tokens if token not in {THINK, THINK_END})
+    return _family(name, replace(form, tokens=tokens))

@@ -40,6 +40,11 @@ class DeclaredTools:
         self._by_name = {tool.name: tool for tool in self._tools}
         self.names = frozenset(self._by_name)
 
+    def declares(self, name: str, parameter: str) -> bool:
+        """Whether the tool `name` has a property of this very name."""
+        tool = self._by_name.get(name)
+        return tool is not None and parameter in tool.properties
+
     def value_types(self, name: str, parameter: str) -> frozenset[str]:
         """The JSON types that `parameter` of the tool `name` may have; all of them when that is not declared."""
         tool = self._by_name.get(name)

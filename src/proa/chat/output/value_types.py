@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["ALL_TYPES", "parameter_types"]
+__all__ = ["ALL_TYPES", "parameter_types", "schema_types"]
 
 ALL_TYPES = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
 # Schemas may refer to themselves; more of one is not looked at.
@@ -23,6 +23,11 @@ def parameter_types(schema: Mapping[str, Any], name: str) -> frozenset[str]:
         extra = schema.get("additionalProperties")
         return _Reader(schema).types(extra) if isinstance(extra, Mapping) else ALL_TYPES
     return _Reader(schema).types(properties[name])
+
+
+def schema_types(root: Mapping[str, Any], schema: Any) -> frozenset[str]:
+    """The JSON types that `schema`, a part of `root`, allows."""
+    return _Reader(root).types(schema)
 
 
 class _Reader:

@@ -15,7 +15,7 @@ from proa.chat.output.calls import CallWriter
 from proa.chat.output.events import Event
 from proa.chat.output.tools import BLANKS, DeclaredTools, parse_json
 
-__all__ = ["Parameter", "XmlBody", "attribute_name", "attribute_parameter", "plain_parameter"]
+__all__ = ["Parameter", "XmlBody", "as_json", "attribute_name", "attribute_parameter", "plain_parameter"]
 
 # JSON's form of a string, non-ASCII characters as they are.
 _quoted = json.encoder.encode_basestring
@@ -43,7 +43,7 @@ class Parameter:
 
 def plain_parameter(header: str) -> Parameter:
     """A header that is the name."""
-    return Parameter(header.strip(BLANKS))
+    return Parameter(header)
 
 
 def attribute_parameter(header: str) -> Parameter:
@@ -102,10 +102,11 @@ class XmlBody:
         """A parameter whose name is complete."""
         self.close_value(events)
         parameter = self._read(header)
-        self._parameter = parameter.name
+        tool, name = self._calls.name or "", parameter.name
+        self._parameter = name if self._tools.declares(tool, name) else name.strip(BLANKS)
         self._types = frozenset({"string"})
         if parameter.is_string is not True:
-            types = self._tools.value_types(self._calls.name or "", parameter.name)
+            types = self._tools.value_types(tool, self._parameter)
             self._types = types - {"string"} if parameter.is_string is False and types != self._types else types
         self._is_string = True if self._types == {"string"} else None if "string" in self._types else False
         self._is_told = False
@@ -140,7 +141,7 @@ class XmlBody:
         else:
             value = "".join(self._held)
             self._tell_key(events)
-            self._tell(_as_json(value, self._types) or _quoted(self._without_line_breaks(value)), events)
+            self._tell(as_json(value, self._types) or _quoted(self._without_line_breaks(value)), events)
         self._parameter = None
         self._is_told = False
 
@@ -188,7 +189,7 @@ class XmlBody:
             self._calls.arguments(text, events, is_marker=self._has_marker)
 
 
-def _as_json(text: str, types: frozenset[str]) -> str | None:
+def as_json(text: str, types: frozenset[str]) -> str | None:
     """`text` as a JSON value of one of `types` other than string, None when it is none."""
     text = text.strip(BLANKS)
     lower = text.lower()
