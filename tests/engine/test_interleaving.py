@@ -182,7 +182,7 @@ def test_answers_that_are_due_and_prompts_that_are_preempted_lose_nothing(caplog
     while harness.engine.has_work:
         harness.step()
         # A pass that was planned has begun: else it would write to the blocks of who is preempted meanwhile.
-        assert (harness.engine._pass is not None) == (harness.model.inside > 0)
+        assert (harness.engine.running_pass is not None) == (harness.model.inside > 0)
     assert harness.engine._scheduler.num_preempted > 3
     assert not caplog.records, "nothing failed and was tried again"
     for rid, tokens in prompts.items():
@@ -208,7 +208,7 @@ def test_who_aborts_leaves_a_pass_that_stands_between_two_layers() -> None:
     for rid in ("gone", "stays"):
         harness.submit(rid, prompt(len(rid), 60), max_tokens=3)
     harness.step()
-    assert harness.engine._pass is not None
+    assert harness.engine.running_pass is not None
     harness.engine.abort("gone")
     harness.submit("new", prompt(4, 20), max_tokens=3)
     harness.run()

@@ -71,8 +71,7 @@ class Model:
 
 
 @pytest.mark.parametrize(("part_experts", "num_parts"), [(1, 2), (2, 2), (2, 3), (4, 2), (6, 2)])
-def test_results_do_not_depend_on_the_plan(driver, worker, pool, part_experts, num_parts, monkeypatch):
-    monkeypatch.setattr("proa.moe.stream.MAX_COPY_BYTES", 1000)  # an expert has some thousand bytes
+def test_results_do_not_depend_on_the_plan(driver, worker, pool, part_experts, num_parts):
     model = Model(driver, worker, pool, part_experts, num_parts)
     everything, nothing = tuple(range(EXPERTS)), ()
     for streamed in (everything, (0, 3, 5), nothing):

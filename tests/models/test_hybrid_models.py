@@ -177,11 +177,11 @@ def test_an_engine_whose_experts_move_between_and_not_within_passes(
             engine.submit(Generate(rid=str(index), token_ids=tokens(length, index).tolist(), sampling=params))
             made[str(index)] = []
         while engine.has_work:
-            inside, before = engine._pass, model.expert_usage.num_moved
+            inside, before = engine.running_pass, model.expert_usage.num_moved
             for output in engine.step().outputs:
                 assert not output.error, output.error
                 made[output.rid] += output.token_ids
-            if inside is not None and engine._pass is inside:
+            if inside is not None and engine.running_pass is inside:
                 switched_in_pass.append(model.expert_usage.num_moved - before)
         engine.check_integrity()
         answers.append(made)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import random
-import traceback
 from collections.abc import Callable, Sequence
 from itertools import chain
 from time import perf_counter
@@ -24,7 +23,7 @@ from proa.engine.request import Request
 from proa.engine.runner import PrefillPass, Runner
 from proa.engine.sampler import Draw, draw
 from proa.engine.scheduler import Chunk, Scheduler
-from proa.engine.step_failure import StepFailure
+from proa.engine.steps import Steps, noted
 from proa.ipc.messages import EngineStats, Generate, PrefillProgress, StepOutput, TokenOutput
 from proa.kvcache.manager import KVManager
 
@@ -34,12 +33,6 @@ if TYPE_CHECKING:  # it takes the extension, whose faults are reported by `run_e
 __all__ = ["Engine"]
 
 logger = logging.getLogger("proa.engine")
-
-# How often the layers of a pass are told as progress.
-_PROGRESS_S = 0.5
-
-# A chunk and what its token is drawn from, None unless it draws.
-_Computed = tuple[Chunk, Drawable | None]
 
 
 class Engine:
@@ -69,15 +62,8 @@ class Engine:
         self._clock = clock
         self._manager = manager
         self._scheduler = scheduler
-        self._pace = pace
         self.usage = usage
-        self._max_prompt_tokens = max_prompt_tokens
-        self._pass: PrefillPass | None = None
-        # Of a pass that failed: each is tried alone.
-        self._suspects: list[Chunk] = []
-        self._is_retry = False  # the pass is of one of them
-        self._oldest_waits = False  # the pass is without the oldest prompt
-        self._told = 0.0  # when progress was
+        self._steps = Steps(runner, scheduler, pace, max_prompt_tokens=max_prompt_tokens, clock=clock, fail=self._fail)
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
         self._max_model_len = max_model_len
@@ -87,13 +73,11 @@ class Engine:
         self._requests: dict[str, Request] = {}
         # Outputs nobody has taken yet.
         self._outbox: list[TokenOutput] = []
-        self._progress: list[PrefillProgress] = []
         self._arrivals = 0
         self._generated = 0
         self._aborted = 0
-        self._out_of_memory = 0
         self._hybrid = HybridReport(lambda: runner.hybrid_traffic, clock)
-        self._step_ms = self._schedule_ms = self._sample_ms = 0.0
+        self._step_ms = self._sample_ms = 0.0
 
     @property
     def has_work(self) -> bool:
@@ -103,7 +87,12 @@ class Engine:
     @property
     def pace(self) -> PrefillPace:
         """How prompts and answers take turns."""
-        return self._pace
+        return self._steps.pace
+
+    @property
+    def running_pass(self) -> PrefillPass | None:
+        """Prompts that stand between two layers."""
+        return self._steps.running_pass
 
     @property
     def is_compiling(self) -> bool:
@@ -113,7 +102,7 @@ class Engine:
     @property
     def has_outputs(self) -> bool:
         """Whether `take_outputs` would return any."""
-        return bool(self._outbox or self._progress)
+        return bool(self._outbox or self._steps.progress)
 
     def submit(self, message: Generate) -> None:
         """Queue a sequence. One that cannot run is answered with an error in the next step."""
@@ -197,14 +186,13 @@ class Engine:
         flush and take outputs: an aborted sequence leaves the forward there.
         """
         started = self._clock()
-        self._schedule_ms = 0.0
         self.admit()
-        computed = self._compute(poll)
+        computed = self._steps.compute(poll)
         forwarded = self._clock()
         for chunk, logits in computed:
             if chunk.live:  # not aborted while others were computed again
                 self._advance(chunk, logits)
-        if self.usage is not None and self._pass is None and computed:
+        if self.usage is not None and self.running_pass is None and computed:
             # Not between the layers of a pass, which has planned with every expert where it is.
             self.usage.after_step(sum(chunk.count for chunk, _ in computed))
         ended = self._clock()
@@ -212,125 +200,16 @@ class Engine:
         self._step_ms = (ended - started) * 1e3
         return self.take_outputs()
 
-    def _compute(self, poll: Callable[[], None] | None) -> list[_Computed]:
-        """The chunks of a pass that has ended, or of a decode step if there is anything to decode."""
-        if self._pass is None:
-            chunks = self._scheduled(self._next_prompts)
-            count = sum(chunk.count for chunk in chunks)
-            if chunks and self._pace.is_short(count):
-                return self._prompts_and_answers(chunks, poll)
-            if chunks:
-                self._pass, self._told = self._runner.begin(chunks, poll), self._clock()
-                # At once, due or not: from its first layer on a pass notices who has been preempted.
-                computed = self._next_layer(self._pass)
-                if computed is not None:
-                    return computed
-        while self._pass is not None and not (self._scheduler.is_decoding and self._pace.is_due(self._clock())):
-            computed = self._next_layer(self._pass)
-            if computed is not None:
-                return computed
-        chunks = self._scheduled(self._scheduler.decode)
-        if not chunks:
-            assert self._pass or not self._requests, "requests are left but nothing is scheduled"
-            return []
-        started = self._clock()
-        computed = self._forward(chunks, poll)
-        now = self._clock()
-        self._pace.answered(now, now - started)
-        return computed
-
-    def _scheduled(self, schedule: Callable[[], list[Chunk]]) -> list[Chunk]:
-        started = self._clock()
-        chunks = schedule()
-        self._schedule_ms += (self._clock() - started) * 1e3
-        return chunks
-
-    def _next_prompts(self) -> list[Chunk]:
-        """Chunks of the next pass."""
-        while self._suspects:
-            suspect = self._suspects.pop()
-            if suspect.live:
-                self._is_retry = True
-                return [suspect]
-        self._is_retry = False
-        chunks = self._scheduler.prefill(self._max_prompt_tokens)
-        ending = [chunk for chunk in chunks[1:] if chunk.draws]
-        few, all_tokens = (sum(chunk.count for chunk in some) for some in (ending, chunks))
-        # Sharing a pass with a long prompt takes long: prompts that end soon have every second one to themselves.
-        self._oldest_waits = bool(few) and not self._oldest_waits and self._pace.is_much_shorter(few, all_tokens)
-        return ending if self._oldest_waits else chunks
-
-    def _prompts_and_answers(self, prompts: list[Chunk], poll: Callable[[], None] | None) -> list[_Computed]:
-        """A pass that ends before running answers are due takes their next tokens along."""
-        answers = self._scheduled(self._scheduler.decode)
-        chunks = answers + [chunk for chunk in prompts if chunk.live]  # one may have been preempted
-        started = self._clock()
-        computed = self._forward(chunks, poll)
-        now = self._clock()
-        self._pace.pass_done(sum(chunk.count for chunk in chunks), now - started)
-        self._pace.answered(now)
-        return computed
-
-    def _next_layer(self, running: PrefillPass) -> list[_Computed] | None:
-        """Computes a layer of the pass; its chunks after the last one.
-
-        A pass that fails is tried again chunk by chunk, the shortest first. It only writes the sequences' own slots, so
-        doing it twice is harmless, and the others lose time and not their answer. One alone that found no memory has a
-        second try with what was given back.
-        """
-        started = self._clock()
-        try:
-            drawables = running.advance()
-        except Exception as error:  # noqa: BLE001
-            failure = _noted(error, running.chunks)
-        else:
-            return self._layer_done(running, drawables, self._clock() - started)
-        self._pass = None
-        self._recover(failure)
-        live = _cheapest_first(running.chunks)
-        if len(running.chunks) > 1 or (failure.is_out_of_memory and not self._is_retry):
-            self._suspects = live[::-1]
-        else:
-            for chunk in live:
-                self._fail(chunk, failure.text)
-        return []
-
-    def _layer_done(
-        self, running: PrefillPass, drawables: Sequence[Drawable] | None, seconds: float
-    ) -> list[_Computed] | None:
-        running.seconds += seconds
-        self._pace.layer_done(seconds)
-        if drawables is None:
-            self._tell_progress(running)
-            return None
-        self._pass = None
-        live = [chunk for chunk in running.chunks if chunk.live]
-        if len(live) == len(running.chunks):
-            self._pace.pass_done(running.num_tokens, running.seconds)
-        if not self._scheduler.is_decoding:
-            self._pace.answered(self._clock())  # those whose prompt this was are the only ones
-        return _with_logits(live, drawables)
-
-    def _tell_progress(self, running: PrefillPass) -> None:
-        """Within a pass tokens count in proportion to the layers they have been through."""
-        now = self._clock()
-        if now - self._told >= _PROGRESS_S:
-            self._told = now
-            for chunk in running.chunks:
-                if chunk.live:
-                    done = chunk.start + int(chunk.count * running.share_done)
-                    self._progress.append(PrefillProgress(chunk.request.rid, done))
-
     def take_outputs(self) -> StepOutput:
         """What was queued and not taken yet."""
         outputs, self._outbox = self._outbox, []
-        progress, self._progress = self._progress, []
+        progress, self._steps.progress = self._steps.progress, []
         return StepOutput(outputs, self.stats(), progress)
 
     def stats(self) -> EngineStats:
         """Totals since start; step, schedule and sample times are of the last step."""
         block_size = self._manager.block_size
-        experts = self._runner.expert_traffic
+        experts, running = self._runner.expert_traffic, self.running_pass
         return EngineStats(
             num_running=len(self._scheduler.running),
             num_queued=len(self._scheduler.waiting) + len(self._compiling),
@@ -340,11 +219,11 @@ class Engine:
             prompt_tokens=self._scheduler.num_prompt_tokens,
             generation_tokens=self._generated,
             aborted=self._aborted,
-            out_of_memory=self._out_of_memory,
-            prefill_tokens=0 if self._pass is None else self._pass.num_tokens,
-            prefill_share=0.0 if self._pass is None else self._pass.share_done,
+            out_of_memory=self._steps.out_of_memory,
+            prefill_tokens=0 if running is None else running.num_tokens,
+            prefill_share=0.0 if running is None else running.share_done,
             step_ms=self._step_ms,
-            schedule_ms=self._schedule_ms,
+            schedule_ms=self._steps.schedule_ms,
             sample_ms=self._sample_ms,
             expert_bytes_read=experts.bytes_read,
             expert_ms=experts.seconds * 1e3,
@@ -373,37 +252,6 @@ class Engine:
                 )
         return _refuse_constraint(message.constraint, self._vocab_size)
 
-    def _forward(
-        self, chunks: list[Chunk], poll: Callable[[], None] | None, *, is_retry: bool = False
-    ) -> list[_Computed]:
-        """Each chunk with its logits. Sequences that are aborted meanwhile or whose forward fails are left out.
-
-        A failing batch is run again as a failing pass is, but in halves, until those who fail alone are found.
-        """
-        try:
-            logits = self._runner.forward(chunks, poll)
-            return _with_logits([chunk for chunk in chunks if chunk.live], logits)
-        except Exception as error:  # noqa: BLE001
-            failure = _noted(error, chunks)
-        self._recover(failure)
-        was_alone = len(chunks) == 1
-        chunks = _cheapest_first(chunks)
-        if len(chunks) > 1:
-            half = len(chunks) // 2
-            # Copied: the next forward may reuse the memory.
-            first = [(chunk, _copied(logits)) for chunk, logits in self._forward(chunks[:half], poll, is_retry=True)]
-            return first + self._forward([c for c in chunks[half:] if c.live], poll, is_retry=True)
-        if chunks and (not was_alone or (failure.is_out_of_memory and not is_retry)):
-            return self._forward(chunks, poll, is_retry=True)
-        for chunk in chunks:
-            self._fail(chunk, failure.text)
-        return []
-
-    def _recover(self, failure: StepFailure) -> None:
-        """Once the exception, and what its frames held, is gone."""
-        self._out_of_memory += failure.is_out_of_memory
-        self._runner.recover()
-
     def _advance(self, chunk: Chunk, logits: Drawable | None) -> None:
         """Book a computed chunk, draw the next token and queue the output."""
         request = chunk.request
@@ -414,10 +262,10 @@ class Engine:
                 self._append(request, drawn)
             except Exception as error:  # noqa: BLE001
                 # LogitsError, GrammarError, or parameters nobody should have let through: the other sequences go on.
-                self._fail(chunk, _noted(error, [chunk]).text)
+                self._fail(chunk, noted(error, [chunk]).text)
                 return
         else:
-            self._progress.append(PrefillProgress(request.rid, request.num_computed))
+            self._steps.progress.append(PrefillProgress(request.rid, request.num_computed))
         if chunk.start < request.prompt_len and request.table is not None:
             # At every chunk, so that requests waiting for this prefix can start.
             self._manager.commit(request.table, request.tokens, request.num_computed)
@@ -468,24 +316,3 @@ def _refuse_constraint(constraint: Constraint | None, vocab_size: int) -> str | 
     if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
         return f"[constraint] expected token ids in 0 .. {vocab_size - 1}, got {min(ids)} .. {max(ids)}."
     return None
-
-
-def _noted(error: Exception, chunks: Sequence[Chunk]) -> StepFailure:
-    """The failure, logged as text: a record with the exception would keep its frames where a handler keeps records."""
-    text = traceback.format_exc() if len(chunks) == 1 else str(error)
-    logger.warning("a forward of %d sequences failed: %s", len(chunks), text)
-    return StepFailure.of(error)
-
-
-def _cheapest_first(chunks: Sequence[Chunk]) -> list[Chunk]:
-    """Those alive: the shortest, then the oldest."""
-    return sorted((chunk for chunk in chunks if chunk.live), key=lambda c: (c.count, c.request.arrival))
-
-
-def _copied(logits: Drawable | None) -> Drawable | None:
-    return logits.copy() if isinstance(logits, np.ndarray) else logits
-
-
-def _with_logits(chunks: Sequence[Chunk], logits: Sequence[Drawable]) -> list[_Computed]:
-    rows = iter(logits)
-    return [(chunk, next(rows) if chunk.draws else None) for chunk in chunks]

@@ -76,6 +76,11 @@ class Scheduler:
         self._release(request, keep_prefix=keep_prefix)
 
     @property
+    def has_requests(self) -> bool:
+        """Whether anything runs or waits."""
+        return bool(self.running or self.waiting)
+
+    @property
     def is_decoding(self) -> bool:
         """Whether a decode step has anything to do."""
         return any(request.num_remaining == 1 for request in self.running)

@@ -12,9 +12,6 @@ from proa.native.ops import ExpertLayer
 
 __all__ = ["StreamGroup", "WeightStream", "make_groups"]
 
-# The device takes copies of different streams in turn, each as a whole: the token ids of a decode step wait for one.
-MAX_COPY_BYTES = 16 << 20
-
 
 @dataclass(frozen=True, slots=True)
 class StreamGroup:
@@ -179,9 +176,7 @@ class WeightStream:
             self._copies.wait_event(self._used[part])
             stream = self._copies.cuda_stream
         for address, offset, nbytes in self._groups[index].copies if self.copies_enabled else ():
-            for at in range(0, nbytes, MAX_COPY_BYTES):
-                size = min(MAX_COPY_BYTES, nbytes - at)
-                self._driver.copy_to_device(stream, place + offset + at, address + at, size)
+            self._driver.copy_to_device(stream, place + offset, address, nbytes)
         if self._copies is not None:
             self._copied[part].record(self._copies)
         if index == len(self._groups) - 1:
