@@ -124,3 +124,21 @@ class World:
         for name, run in self.alive.items():
             if name in self.config.models:
                 assert list(self.granted.values()).count((name, run)) <= self.config.models[name].max_running
+
+
+def model(name, ram=10, **fields):
+    return ModelConfig(name=name, memory={"ram": ram}, **fields)
+
+
+def loaded(world, *names):
+    """Each model started by a request that is over."""
+    for name in names:
+        ticket = world.request(name)
+        world.ready(name)
+        world.leave(ticket)
+    return world
+
+
+def reconfigured(world, *models, **fields):
+    world.config = GatewayConfig(models={m.name: m for m in models}, **fields)
+    world.call("reconfigure", world.config)

@@ -96,7 +96,7 @@ async def test_stop_kills_what_ignores_the_request():
     await until(lambda: len(pids_in(lines)) == 4)
     started = time.monotonic()
     await process.stop(0.2)
-    assert 0.2 <= time.monotonic() - started < 5
+    assert time.monotonic() - started >= 0.2
     assert await process.wait() == -signal.SIGKILL
     assert not any(map(is_alive, [process.pid, *pids_in(lines)]))
 
