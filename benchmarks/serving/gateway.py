@@ -15,8 +15,10 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import signal
 import socket
 import statistics
+import subprocess
 import sys
 import time
 import urllib.request
@@ -125,19 +127,16 @@ def clients_main(port: int, streams: int, gap: float, results: Any) -> None:
     results.put(uvloop.run(read_streams(port, streams, gap)))
 
 
-def engine_main(port: int, chunks: int, step: float, spread: bool) -> None:
-    uvloop.run(Engine(chunks, step, spread).run(port))
-
-
-def gateway_main(port: int, engine_port: int) -> None:
-    """The gateway; the engine that it manages is a process that keeps the place of the one that answers."""
-    command = (sys.executable, "-c", "import time; time.sleep(3600)")
-    model = ModelConfig(name="bench", backend="command", command=command, port=engine_port, ready_path="/health")
+def gateway_main(port: int, engine_port: int, engine: tuple[str, ...]) -> None:
+    """The gateway, which starts the engine."""
+    model = ModelConfig(name="bench", backend="command", command=engine, port=engine_port, ready_path="/health")
     run_gateway(GatewayConfig(models={"bench": model}, port=port), HttpSettings())
 
 
-def httpx_main(port: int, engine_port: int) -> None:
-    """The shortest proxy on httpx."""
+def httpx_main(port: int, engine_port: int, engine: tuple[str, ...]) -> None:
+    """The shortest proxy on httpx, and the engine."""
+    child = subprocess.Popen(engine)
+    signal.signal(signal.SIGTERM, lambda *_: (child.terminate(), sys.exit()))
     client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{engine_port}", timeout=None, limits=httpx.Limits())
 
     async def forward(request: Any) -> StreamingResponse:
@@ -186,11 +185,9 @@ def wait_until_answered(port: int) -> None:
 
 def bench(options: argparse.Namespace) -> dict[str, Any]:
     engine_port, port = free_port(), free_port()
-    arguments = (engine_port, options.chunks, options.step, options.spread)
-    engine = CONTEXT.Process(target=engine_main, args=arguments)
-    proxy = CONTEXT.Process(target=PROXIES[options.proxy], args=(port, engine_port))
-    engine.start()
-    wait_until_answered(engine_port)
+    settings = ["--chunks", str(options.chunks), "--step", str(options.step), *(["--spread"] if options.spread else [])]
+    engine = (sys.executable, __file__, "--engine", str(engine_port), *settings)
+    proxy = CONTEXT.Process(target=PROXIES[options.proxy], args=(port, engine_port, engine))
     proxy.start()
     rounds = []
     cpu = 0.0
@@ -204,9 +201,8 @@ def bench(options: argparse.Namespace) -> dict[str, Any]:
             assert len(direct[0]) == len(through[0]) == options.streams * options.chunks, "chunks are missing"
             rounds.append((direct, through))
     finally:
-        for process in (proxy, engine):
-            process.terminate()
-            process.join()
+        proxy.terminate()
+        proxy.join()
     cpu_us = cpu / (options.streams * options.chunks * options.rounds) * 1e6
     result: dict[str, Any] = {"proxy": options.proxy, "cpu_us_per_chunk": round(cpu_us, 1)}
     for index, what in enumerate(("chunk", "first_byte")):
@@ -230,7 +226,10 @@ def main() -> None:
     parser.add_argument("--spread", action="store_true")
     parser.add_argument("--proxy", choices=sorted(PROXIES), default="gateway")
     parser.add_argument("--jsonl", type=Path)
+    parser.add_argument("--engine", type=int, metavar="PORT", help="be the engine")
     options = parser.parse_args()
+    if options.engine is not None:
+        uvloop.run(Engine(options.chunks, options.step, options.spread).run(options.engine))
     result = bench(options)
     for key, row in result.items():
         if isinstance(row, dict):
