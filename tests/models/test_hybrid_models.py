@@ -146,7 +146,7 @@ def test_what_routing_prefers_comes_to_the_gpu(make_case, device, driver, monkey
     counts = usage.dump().counts
     assert counts.sum(axis=1).tolist() == [12 * PROMPT * 3] * 2
     after = usage.updates.placement
-    best = place("frequency", ExpertBudget(*counts.shape, before.num_gpu_experts), type("S", (), {"counts": counts})())
+    best = place("frequency", ExpertBudget(*counts.shape, before.num_gpu_experts), ExpertStats(counts))
     assert before.hit_ratio(counts) + 0.8 * (best.hit_ratio(counts) - before.hit_ratio(counts)) < after.hit_ratio(
         counts
     )
