@@ -167,7 +167,7 @@ async def test_abort_and_shutdown_take_effect_within_a_step(tmp_path: Path) -> N
             else:
                 await client.endpoint.send(Shutdown())
                 assert await client.exit_code() == EXIT_OK
-            assert time.monotonic() - started < 1.0
+            assert time.monotonic() - started < 2.5, "half of the step was left"
 
 
 async def test_heartbeats_between_the_layers_of_a_long_step(tmp_path: Path) -> None:

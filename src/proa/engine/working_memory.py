@@ -44,11 +44,15 @@ def gpu_rows(config: EngineConfig, model: ModelInfo, needed: GpuBytes) -> dict[s
 def host_rows(config: EngineConfig, info: ExpertInfo, placed: ExpertPlan, max_tokens: int) -> dict[str, int]:
     """Bytes of RAM beside experts, with the trunk on a GPU. `max_tokens`: of a forward."""
     # Hidden states to the CPU and results from it, as the strategies of `proa.moe` have them.
-    rows = max_tokens
+    rows = computed = max_tokens
     if placed.stream_from is not None:
-        rows = min(max(MAX_FEW_TOKENS, placed.stream_from - 1), max_tokens) + min(PASS_ROWS, max_tokens)
+        few, many = min(max(MAX_FEW_TOKENS, placed.stream_from - 1), max_tokens), min(PASS_ROWS, max_tokens)
+        rows, computed = few + many, max(few, many)
     elif not placed.on_gpu.any():
         rows += min(MAX_FEW_TOKENS, max_tokens)
     exchange = rows * (2 * 4 * info.hidden + 2 * 4 * info.top_k)
-    scratch = expert_scratch_bytes(max_tokens, info.hidden, ((info.intermediate, info.top_k),), config.num_threads)
+    # Of the scratch of the CPU's experts only what they compute with becomes resident.
+    scratch = 0
+    if not placed.on_gpu.all():
+        scratch = expert_scratch_bytes(computed, info.hidden, ((info.intermediate, info.top_k),), config.num_threads)
     return {"pinned buffers": exchange, "workspace": scratch, "process": _GPU_PROCESS_BYTES}
