@@ -17,6 +17,8 @@ import httpx
 import psutil
 
 HERE = Path(__file__).parent
+# No proxies of the environment, and no certificates, which take longer to read than a request.
+PLAIN: dict[str, Any] = {"trust_env": False, "verify": False}
 
 
 def free_port() -> int:
@@ -65,13 +67,13 @@ class GatewayProcess:
         return self.directory / f"journal-{self.port}-{name}"
 
     def client(self, **options: Any) -> httpx.Client:
-        return httpx.Client(**{"base_url": self.url, "timeout": 20, "trust_env": False, **options})
+        return httpx.Client(**{"base_url": self.url, "timeout": 20, **PLAIN, **options})
 
     def get(self, path: str, **options: Any) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=10, trust_env=False, **options)
+        return httpx.get(self.url + path, timeout=10, **PLAIN, **options)
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=20, trust_env=False, **options)
+        return httpx.post(self.url + path, json=body, timeout=20, **PLAIN, **options)
 
     def wait(self, condition: Callable[[], Any], what: str, seconds: float = 15.0) -> Any:
         deadline = time.monotonic() + seconds
@@ -107,7 +109,7 @@ class GatewayProcess:
 
     def engine_state(self, name: str) -> dict[str, int]:
         port = self.journal(name, "started")[-1]["port"]
-        counts: dict[str, int] = httpx.get(f"http://127.0.0.1:{port}/fake/state", trust_env=False).json()
+        counts: dict[str, int] = httpx.get(f"http://127.0.0.1:{port}/fake/state", **PLAIN).json()
         return counts
 
     def log(self) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
-from gateway_process import HERE, free_port
+from gateway_process import HERE, PLAIN, free_port
 from typer.testing import CliRunner
 
 from proa.cli.main import app
@@ -101,7 +101,7 @@ class Running:
 
     def get(self, path):
         try:
-            return httpx.get(self.url + path, headers={"x-api-key": "key"}, trust_env=False).status_code
+            return httpx.get(self.url + path, headers={"x-api-key": "key"}, **PLAIN).status_code
         except httpx.TransportError:
             assert self.process.poll() is None, self.log.read_text()
             return None

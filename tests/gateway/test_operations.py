@@ -11,7 +11,6 @@ import signal
 import socket
 import threading
 
-import httpx
 import psutil
 import pytest
 from gateway_process import GatewayProcess
@@ -60,6 +59,7 @@ def test_models_are_loaded_and_unloaded_on_request(gateway):
 
 
 def test_logs_are_there_and_can_be_followed(gateway):
+    """G12."""
     gateway.post("/models/unload", {"model": "m"})
     with gateway.client() as client, client.stream("GET", "/logs/m?follow=1&lines=0") as answer:
         assert answer.headers["content-type"].startswith("text/plain")
@@ -168,7 +168,7 @@ def test_sigterm_lets_requests_finish_refuses_new_ones_and_leaves_no_engine(tmp_
     whole = call(gateway.port, CHAT, {"model": "m", "stream": True}).body
     running = connect(gateway.port, CHAT, {"model": "m", "stream": True})
     assert running.recv(1, socket.MSG_PEEK)
-    with httpx.Client(base_url=gateway.url, trust_env=False) as client, client.stream("GET", "/events") as events:
+    with gateway.client() as client, client.stream("GET", "/events") as events:
         lines = events.iter_lines()
         next(lines)
         gateway.process.send_signal(signal.SIGTERM)

@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 import raw_http
-from gateway_process import HERE, GatewayProcess
+from gateway_process import HERE, PLAIN, GatewayProcess
 from raw_http import call, connect
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -41,7 +41,7 @@ def gateway(tmp_path_factory, records):
     fields = {"command": command, "env": {"PROA_API_KEY": "${API_KEY}"}, "ready_path": "/readyz"}
     process = GatewayProcess(tmp_path_factory.mktemp("gateway"), {"demo": []}, fields={"demo": fields})
     process.wait_ready()
-    assert httpx.post(process.url + "/models/load", json={"model": "demo"}, timeout=180).status_code == 200
+    assert httpx.post(process.url + "/models/load", json={"model": "demo"}, timeout=180, **PLAIN).status_code == 200
     yield process
     assert process.stop() == 0, process.log()
     assert "Traceback" not in process.log(), process.log()
@@ -79,7 +79,7 @@ def test_an_openai_client_gets_its_answer_and_its_errors(gateway):
 
 def test_the_engine_takes_requests_from_its_gateway_only(gateway):
     base_url = gateway.status("demo")["base_url"]
-    assert httpx.get(f"{base_url}/v1/models", trust_env=False).status_code == 401
+    assert httpx.get(f"{base_url}/v1/models", **PLAIN).status_code == 401
 
 
 def test_a_client_that_leaves_frees_the_slot(gateway):
