@@ -152,6 +152,13 @@ async def test_auto_build_installs_the_fork_and_never_sglang(tmp_path, first):
     assert "sglang" not in pip
 
 
+async def test_files_are_looked_for_and_names_left_to_the_engine(tmp_path):
+    for path in (str(tmp_path / "missing"), "./missing", "../missing"):
+        with pytest.raises(PreparationError, match="a file or directory that exists"):
+            await prepared(kt_model(tmp_path / path.replace("/", "_"), path=path), Tools())
+    assert not await prepared(kt_model(tmp_path / "hub", path="someone/some-model"), Tools((0, HELP)))
+
+
 async def test_nothing_is_installed_unless_asked_for(tmp_path):
     with pytest.raises(PreparationError, match=r"No module named sglang.*set `auto_build`"):
         await prepared(kt_model(tmp_path), Tools((1, ["No module named sglang"])))

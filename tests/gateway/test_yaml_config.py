@@ -238,6 +238,12 @@ def test_units():
         parse_duration("soon")
 
 
+def test_a_home_directory_is_written_out(monkeypatch):
+    monkeypatch.setenv("HOME", "/home")
+    model = parse_yaml("models: {m: {path: ~/m, venv: /v, kt_weight_path: a/~b}}", "g").models["m"]
+    assert (model.path, model.venv, model.kt_weight_path) == ("/home/m", "/v", "a/~b")
+
+
 def test_integers_are_integers():
     config = parse_yaml("port: 8081.0\nmodels: {m: {path: /m, context_length: 4096.0}}", "g")
     assert (repr(config.port), repr(config.models["m"].context_length)) == ("8081", "4096")

@@ -39,7 +39,9 @@ async def prepare(backend: Backend, model: ModelConfig, run_tool: RunTool, on_in
         PreparationError: it makes none; says why.
     """
     for field in ("path", "kt_weight_path"):
-        if (path := getattr(model, field)) and "/" in path and not await asyncio.to_thread(Path(path).exists):
+        path = getattr(model, field)
+        # Anything else may be a name that the engine knows: demo, or a repository of a model hub.
+        if path.startswith(("/", "./", "../")) and not await asyncio.to_thread(Path(path).exists):
             raise PreparationError(f"{model.name}.{field}", "a file or directory that exists", path)
     planned = invoke(backend, model, _ANY_PORT)
     problem = await _problem(backend, model, run_tool, planned.command, planned.env)

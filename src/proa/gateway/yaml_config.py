@@ -7,6 +7,7 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from jsonschema import Draft202012Validator
@@ -22,6 +23,7 @@ from proa.gateway.yaml_source import KeyPath, YamlSource, read_yaml
 __all__ = ["parse_yaml", "schema"]
 
 _DURATIONS = ("stall_timeout", "stop_timeout", "drain_timeout", "ttl", "cancel_load_after")
+_PATHS = ("path", "kt_weight_path", "venv")
 _INTEGERS = ("context_length", "port", "max_running", "max_waiting")
 _TYPE_NAMES = {
     "object": "keys with values", "array": "a list", "string": "a text", "integer": "an integer", "number": "a number",
@@ -79,6 +81,9 @@ def _model(name: str, raw: Mapping[str, Any]) -> ModelConfig:
     for key in ("command", "args"):
         if key in fields:
             fields[key] = _words(fields[key])
+    for key in _PATHS:
+        if key in fields:
+            fields[key] = str(Path(fields[key]).expanduser()) if fields[key].startswith("~") else fields[key]
     for key in _DURATIONS:
         if key in fields:
             fields[key] = None if fields[key] in {"never", None} else parse_duration(fields[key])
