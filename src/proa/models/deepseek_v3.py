@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proa.models.config import ConfigRules, ModelConfig
-from proa.models.decoder import DecoderSpec
+from proa.models.decoder_layer import DecoderSpec
 from proa.models.family import Family
 from proa.models.moe_config import sigmoid_moe
 from proa.models.specs import build_spec, mla_spec, moe_spec

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from proa.models.config import ConfigRules, ModelConfig
-from proa.models.decoder import DecoderSpec
+from proa.models.decoder_layer import DecoderSpec
 
 __all__ = ["Family"]
 

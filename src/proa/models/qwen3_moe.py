@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from proa.models.config import MAX_WIDTH, ConfigRules, ModelConfig, MoeConfig
 from proa.models.config_fields import ConfigFields
-from proa.models.decoder import DecoderSpec
+from proa.models.decoder_layer import DecoderSpec
 from proa.models.family import Family
 from proa.models.moe_config import softmax_moe
 from proa.models.specs import build_spec, gqa_spec, moe_spec

@@ -8,7 +8,7 @@ from proa.core.errors import UnsupportedError
 from proa.models import deepseek_v3, glm4_moe, mixtral, qwen3_moe
 from proa.models.config import ModelConfig, normalise
 from proa.models.config_fields import ConfigFields
-from proa.models.decoder import DecoderSpec
+from proa.models.decoder_layer import DecoderSpec
 from proa.models.family import Family
 from proa.weights.checkpoint import Checkpoint
 

@@ -7,7 +7,7 @@ from proa.layers.mla import MlaSpec
 from proa.layers.mlp import SILU, MlpNames
 from proa.layers.rotary import RotarySpec, YarnSpec
 from proa.models.config import ModelConfig, RopeConfig
-from proa.models.decoder import DecoderSpec
+from proa.models.decoder_layer import DecoderSpec
 from proa.moe.layer import MoeSpec
 from proa.moe.router import RouterSpec
 

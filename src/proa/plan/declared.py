@@ -11,7 +11,7 @@ from typing import Any, Literal
 from proa.core.errors import UnsupportedError
 from proa.layers.mla import MlaSpec
 from proa.models.config import ModelConfig
-from proa.models.decoder import DecoderSpec
+from proa.models.decoder_layer import DecoderSpec
 from proa.models.registry import decoder_spec, read_config
 from proa.weights.checkpoint import (
     INDEX_FILE,

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from proa.core.errors import CheckpointError
 from proa.models import GpuBytes, ModelInfo, gpu_bytes, inspect, packed_bytes
-from proa.models.decoder import DecoderSpec, cpu_scratch_bytes, gpu_expanded_bytes, gpu_scratch_bytes
+from proa.models.decoder import cpu_scratch_bytes, gpu_expanded_bytes, gpu_scratch_bytes
+from proa.models.decoder_layer import DecoderSpec
 from proa.models.registry import checkpoint_config, decoder_spec
 from proa.plan.declared import declared_tensors, is_complete, open_declared
 from proa.weights.checkpoint import Checkpoint
