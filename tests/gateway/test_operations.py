@@ -105,8 +105,13 @@ def test_the_page_has_nothing_but_itself_and_what_it_asks_for(gateway):
 def test_pages_of_other_sites_cannot_use_a_gateway_without_a_key(gateway):
     for origin in ("https://evil.example", "null", f"http://evil.example:{gateway.port}"):
         answer = call(gateway.port, "/models/load", {"model": "m"}, origin=origin, content_type="text/plain")
-        assert answer.status == 403 and json.loads(answer.body)["error"]["code"] == "foreign_origin"
+        assert answer.status == 403 and json.loads(answer.body)["error"]["code"] == "foreign_page"
     assert call(gateway.port, "/models/load", {"model": "m"}, origin="http://test").status == 200
+    # A name that was another machine a moment ago.
+    for host in ("evil.example", f"evil.example:{gateway.port}", "127.0.0.1.evil.example"):
+        assert gateway.get("/models", headers={"host": host}).status_code == 403
+    for host in ("localhost:1", "127.0.0.1", "[::1]:8080", "gateway:8080", "proa.localhost"):
+        assert gateway.get("/models", headers={"host": host}).status_code == 200
 
 
 def test_metrics_count_requests_loads_and_what_the_gateway_costs(gateway):

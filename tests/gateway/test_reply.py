@@ -81,6 +81,13 @@ async def test_where_an_error_would_be_read_as_something_else_the_response_stays
     assert client.body == sent and not client.is_complete
 
 
+async def test_a_response_without_a_body_has_no_length():
+    client = Client()
+    await client.reply.start(304, [(b"etag", b"x"), (b"content-length", b"90")])
+    await client.reply.end()
+    assert client.headers == {b"etag": b"x"} and client.is_complete
+
+
 async def test_a_held_stream_gets_an_engines_refusal_as_an_event():
     for body, shown in (
         (b'{"error": {"message": "too long"},\n "x": 1.0}', {"error": {"message": "too long"}, "x": 1.0}),

@@ -11,8 +11,9 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from proa.core.errors import ProaError, UserError
+from proa.core.errors import ProaError
 from proa.gateway import routes, status_page
+from proa.gateway.own_pages import OwnPages
 from proa.gateway.proxy import Proxy, ProxyLimits
 from proa.gateway.services import Services
 from proa.server.errors import RouteError, error_response
@@ -23,8 +24,8 @@ __all__ = ["create_app"]
 _OPEN_PATHS = ("/livez", status_page.PATH)
 
 
-def create_app(services: Services) -> ASGIApp:
-    """The application behind its gate."""
+def create_app(services: Services, *, on_loopback: bool) -> ASGIApp:
+    """The application behind its gate. `on_loopback`: it is reached from this machine only."""
     settings = services.settings
     limits = ProxyLimits(
         max_body_bytes=settings.max_body_bytes,
@@ -52,33 +53,7 @@ def create_app(services: Services) -> ASGIApp:
         open_paths=_OPEN_PATHS,
     )
     # Whoever has the key may send it from any page.
-    return _Dated(gate if settings.api_key is not None else _SameOrigin(gate))
-
-
-class ForeignOriginError(UserError):
-    """A request that a page of another site made in its reader's browser."""
-
-    http_status = 403
-
-    def __init__(self, origin: str) -> None:
-        fix = "send it from a program, or give the gateway an API key"
-        super().__init__("origin", "a page of this gateway", origin[:200], fix, code="foreign_origin")
-
-
-class _SameOrigin:
-    """Without a key, what listens on loopback is open to every page a browser of this machine shows, but for this."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = dict(scope.get("headers", []))
-        origin = headers.get(b"origin")
-        if origin is not None and origin.partition(b"://")[2] != headers.get(b"host"):
-            error = ForeignOriginError(origin.decode("latin-1"))
-            await error_response(error, scope["path"])(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
+    return _Dated(gate if settings.api_key is not None else OwnPages(gate, on_loopback=on_loopback))
 
 
 class _Dated:

@@ -62,7 +62,7 @@ def run(
     async def main() -> None:
         services = Services(Supervisor(config), settings)
         server = http_server(
-            create_app(services),
+            create_app(services, on_loopback=is_loopback(listener)),
             _limits(settings),
             settings.keep_alive_timeout,
             listening,

@@ -153,7 +153,8 @@ class Proxy:
             outcome = "answered"
         except ProaError as error:
             outcome = "broken" if isinstance(error, UpstreamError) else "refused"
-            logger.info("%s %s", outcome, error)
+            # Refusals come as often as clients ask.
+            logger.log(logging.INFO if outcome == "broken" else logging.DEBUG, "%s: %s", outcome, error)
             await reply.fail(error)
         finally:
             self._observer.request_ended(model, outcome, call.overhead)

@@ -13,6 +13,7 @@ from proa.server.errors import error_response, error_shape
 
 __all__ = ["Reply"]
 
+_BODILESS = (204, 304)
 _HELD_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -36,6 +37,9 @@ class Reply:
         if self.is_held:
             return
         passed = response_headers(headers)
+        if status in _BODILESS:
+            # Its length is that of another response.
+            passed = [header for header in passed if header[0] != b"content-length"]
         self._is_started = True
         is_plain = all(name != b"content-encoding" for name, _ in passed)
         self._takes_events = is_plain and is_event_stream(passed)
