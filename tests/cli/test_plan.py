@@ -47,3 +47,8 @@ def test_faults_are_typed(tmp_path):
     assert isinstance(result.exception, CheckpointError) and exit_status(result.exception) == 3
     result = runner.invoke(app, ["plan", str(write_config(tmp_path, SMALL)), "--ram", "-3"])
     assert isinstance(result.exception, ConfigError) and exit_status(result.exception) == 2
+
+
+def test_verify_is_of_this_machine(tmp_path):
+    result = runner.invoke(app, ["plan", str(write_config(tmp_path, SMALL)), *MACHINE, "--verify"])
+    assert result.exit_code != 0 and "[--verify] expected the GPU of this machine" in str(result.exception)

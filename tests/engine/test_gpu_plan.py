@@ -67,6 +67,36 @@ def test_mem_fraction_static_bounds_weights_and_cache_together() -> None:
     assert result.num_tokens == int((12 - 10) * GIB * 0.95) // (16384 * 16) * 16
 
 
+def test_flags_that_contradict_each_other_are_refused_with_numbers() -> None:
+    fraction = r"--mem-fraction-static 0\.45 of 24\.00 GiB, beside scratch and reserve; 23\.00 GiB are free"
+    # 10.8 GiB for weights of 10 and the cache: 0.8 GiB are 52428 tokens of 16 KiB.
+    with pytest.raises(ConfigError, match=rf"\[max_total_tokens\] expected 16 to 52428 tokens .*{fraction}.*got 65536"):
+        plan(23, mem_fraction_static=0.45, max_total_tokens=65536)
+    assert plan(23, mem_fraction_static=0.45, max_total_tokens=52416)[0].num_tokens == 52416
+    with pytest.raises(ConfigError, match=r"\[GPU memory\] .*--mem-fraction-static 0\.4 of 24\.00 GiB"):
+        plan(23, mem_fraction_static=0.4)
+    with pytest.raises(
+        ConfigError, match=r"\[context_length\] expected at most 4096, what the KV cache holds, got 8192"
+    ):
+        plan(23, max_total_tokens=4096, context_length=8192)
+    with pytest.raises(ConfigError, match=r"\[context_length\] expected at most 32768, the model's limit, got 65536"):
+        plan(23, context_length=65536)
+    with pytest.raises(ConfigError, match=r"\[context_length\] expected at most \d+, what the KV cache holds"):
+        plan(11.9, context_length=32768, max_running_requests=1)
+
+
+def test_what_is_left_open_follows_from_what_is_not() -> None:
+    """Each of the four alone, and none."""
+    free, _ = plan(23)
+    assert (free.max_model_len, free.num_tokens) == (32768, 16 * 32768)
+    assert plan(23, context_length=4096)[0].num_tokens == 16 * 4096
+    assert plan(23, max_running_requests=2)[0].num_tokens == 2 * 32768
+    few, _ = plan(23, max_total_tokens=8192)
+    assert (few.num_tokens, few.max_model_len) == (8192, 8192) and "lowered" in few.notes["context_length"]
+    tight, _ = plan(23, mem_fraction_static=0.45)
+    assert tight.num_tokens == int(0.8 * GIB * 0.95) // (16384 * 16) * 16
+
+
 def test_what_does_not_fit_is_refused_with_numbers() -> None:
     with pytest.raises(ConfigError, match=r"\[GPU memory\] expected room .*8\.00 GiB available, 10\.71 GiB weights"):
         plan(8)

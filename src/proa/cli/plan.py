@@ -16,7 +16,7 @@ from proa.cli import console
 from proa.cli.flags import DEMO
 from proa.cli.loading import ByteDisplay
 from proa.convert.demo_path import demo_model_path
-from proa.core.errors import CheckpointError
+from proa.core.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from proa.plan.advice import Advice
@@ -79,6 +79,8 @@ def plan(
     from proa.plan.model_sizes import read_sizes
 
     overrides = Overrides(vram, ram, bandwidth, pcie)
+    if verify and vram:
+        raise ConfigError("--verify", "the GPU of this machine, or --vram 0", f"--vram {vram:g}", "leave --vram out")
     wanted = Wanted(context, concurrency)
     sizes = read_sizes(_directory(model))
     wanted.context_for(sizes.info.max_position_embeddings)

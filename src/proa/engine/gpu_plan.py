@@ -117,6 +117,14 @@ def buffer_share(
     return (scratch + placed.ring_bytes) / max(1, left)
 
 
+def _bound(config: EngineConfig, gpu: Gpu, scratch: int) -> str:
+    """What of `_available` the flag takes away, in words."""
+    if config.mem_fraction_static is None or _available(config, gpu, scratch) == gpu.free_bytes:
+        return ""
+    of = f"--mem-fraction-static {config.mem_fraction_static:g} of {gpu.total_bytes / _GIB:.2f} GiB"
+    return f" ({of}, beside scratch and reserve; {gpu.free_bytes / _GIB:.2f} GiB are free)"
+
+
 def plan_gpu(
     config: EngineConfig,
     gpu: Gpu,
@@ -143,6 +151,7 @@ def plan_gpu(
         auto_dtype=_auto_dtype(model),
         fraction=_KV_FRACTION,
         memory="GPU memory",
+        bound=_bound(config, gpu, scratch),
     )
     cache = plan.num_tokens * model.layout.elements_per_token() * (4 if plan.dtype == "float32" else 2)
     experts = (

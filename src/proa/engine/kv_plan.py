@@ -43,12 +43,14 @@ def plan_kv(
     auto_dtype: KVDtype = "float32",
     fraction: float | None = None,
     memory: str = "memory",
+    bound: str = "",
 ) -> KVPlan:
     """Size the cache from the memory left beside `weight_bytes`, at most what the running requests can fill.
 
     `weight_bytes` includes scratch memory as far as it is known. A context the user asked for must fit; the model's own
     is lowered to what the cache holds. `auto_dtype`: of the cache when the config leaves it open. `fraction`: share of
-    what is left for an automatic size, None for the config's. `memory`: its name in messages.
+    what is left for an automatic size, None for the config's. `memory`: its name in messages; `bound`: the flag that
+    lets no more of it be available.
 
     Raises:
         ConfigError: the context is over the model's, or weights and cache do not fit the memory.
@@ -61,7 +63,7 @@ def plan_kv(
     token_bytes = kv_bytes_per_token(layout, dtype)
     room = available_bytes - weight_bytes - RESERVE_BYTES
     numbers = (
-        f"{available_bytes / _GIB:.2f} GiB available, {weight_bytes / _GIB:.2f} GiB weights and scratch, "
+        f"{available_bytes / _GIB:.2f} GiB available{bound}, {weight_bytes / _GIB:.2f} GiB weights and scratch, "
         f"{RESERVE_BYTES / _GIB:.2f} GiB reserve, {token_bytes / 1024:.1f} KiB of KV cache per token"
     )
     if config.max_total_tokens is not None:
