@@ -44,6 +44,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--bind-delay", type=float, default=0.0, help="seconds before it listens")
     add("--load-bytes", type=int, default=0, help="bytes /readyz reports in all while it starts")
     add("--load-log", action="store_true", help="write a line at every step of loading")
+    add("--access-log", action="store_true", help="write a line for every request, as web servers do")
     add("--stall-at", type=float, default=2.0, help="part of the load (0 to 1) at which it stops making progress")
     add("--crash-at-start", type=int, default=None, help="exit status, at once")
     add("--crash-flag", default="", help="crash at start only while this file exists")
@@ -129,6 +130,9 @@ class FakeEngine:
         method, path, _ = first.split(" ", 2)
         headers = {k.strip().lower(): v.strip() for k, v in (line.split(":", 1) for line in lines)}
         body = await read_body(reader, headers)
+        if self.options.access_log:
+            port = writer.get_extra_info("peername")[1]
+            print(f'INFO: 127.0.0.1:{port} - "{first}" {200 if self.is_ready else 503}', flush=True)
         if method == "GET":
             await answer(writer, *self.get(path.split("?")[0]))
             return True

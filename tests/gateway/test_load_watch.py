@@ -24,7 +24,7 @@ def test_silence_is_a_stall_however_short_the_start():
     [
         lambda w, now: w.saw_line(f"layer {now:.0f}", now),
         lambda w, now: w.saw_report(int(now), 1000, now),
-        lambda w, now: w.saw_reads({7: int(now)}, now),
+        lambda w, now: w.saw_reads({7: int(now) << 20}, now),
         lambda w, now: w.enter("installing", now),
     ],
 )
@@ -45,7 +45,7 @@ def test_what_repeats_itself_is_no_progress():
         for line in lines:
             heartbeat.saw_line(line.format(second), 100.0 + second)
         heartbeat.saw_report(5, 10, 100.0)
-        heartbeat.saw_reads({7: 5}, 100.0)
+        heartbeat.saw_reads({7: 500 * second}, 100.0 + second)
     assert heartbeat.stalled_for(110.0) == 10.0
     assert heartbeat.progress(110.0).line == "[1:00:14] waiting"
 
@@ -67,22 +67,24 @@ def test_reports_give_fraction_and_time_left():
 
 
 def test_reads_stand_in_for_reports_and_never_claim_to_be_done():
+    mib = 1 << 20
     reading = watch()
-    reading.bytes_total = 1000
-    reading.saw_reads({1: 100, 2: 50}, 101.0)
-    assert reading.progress(101.0).bytes_done == 150
-    reading.saw_reads({2: 60, 3: 40}, 102.0)  # 1 has ended, 3 is new
-    assert reading.progress(102.0).bytes_done == 200
-    reading.saw_reads({3: 5000}, 103.0)
+    reading.bytes_total = 1000 * mib
+    reading.saw_reads({1: 100 * mib, 2: 50 * mib}, 101.0)
+    assert reading.progress(101.0).bytes_done == 150 * mib
+    reading.saw_reads({2: 60 * mib, 3: 40 * mib}, 102.0)  # 1 has ended, 3 is new
+    assert reading.progress(102.0).bytes_done == 200 * mib
+    reading.saw_reads({3: 5000 * mib}, 103.0)
     assert reading.progress(103.0).fraction == 0.99
     reading.saw_report(300, 2000, 104.0)
-    reading.saw_reads({3: 9000}, 105.0)
+    reading.saw_reads({3: 9000 * mib}, 105.0)
     assert reading.progress(105.0).bytes_done == 300 and reading.progress(105.0).bytes_total == 2000
 
 
 def test_reads_of_unknown_totals_are_progress_without_a_fraction():
     reading = watch()
-    reading.saw_reads({1: 100}, 105.0)
+    reading.saw_reads({1: 1 << 20}, 105.0)
+    assert reading.stalled_for(114.0) is None
     assert reading.progress(105.0).fraction is None and reading.progress(105.0).eta is None
     assert str(reading.progress(105.0)) == "loading after 5 s"
 

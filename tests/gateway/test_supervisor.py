@@ -156,11 +156,13 @@ async def test_a_fixed_port_in_use_is_an_error_that_says_so(supervise, fake):
 
 
 async def test_a_start_without_progress_is_given_up(supervise, fake):
-    options = ("--start-delay", "0.2", "--load-bytes", "1000", "--stall-at", "0.5")
-    model = fake("m", *options, backend="proa", stall_timeout=0.3)
+    """Its web server writes a line for every ready check, each with another port."""
+    options = ("--start-delay", "0.2", "--load-bytes", "1000", "--stall-at", "0.5", "--access-log")
+    model = fake("m", *options, backend="proa", stall_timeout=1.5)
     supervisor = await supervise(model)
-    with pytest.raises(EngineFailedError, match="no progress of its start for 0 s"):
-        await supervisor.acquire("m")
+    async with asyncio.timeout(20):
+        with pytest.raises(EngineFailedError, match="no progress of its start for 2 s"):
+            await supervisor.acquire("m")
     assert status(supervisor).state is State.FAILED
     assert not any(map(is_alive, model.pids))
 

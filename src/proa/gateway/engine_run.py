@@ -72,6 +72,7 @@ class EngineRun:
         self._process: KeptProcess | None = None
         self._watch = LoadWatch(clock(), model.stall_timeout, usual=usual_seconds)
         self._last_line = ""
+        self._ready_path = model.ready_path or self._backend.ready_path
         self.engine: Engine | None = None
 
     @property
@@ -198,9 +199,9 @@ class EngineRun:
 
     async def _ask(self, port: int) -> tuple[int, bytes]:
         assert self.engine is not None
-        path = self._model.ready_path or self._backend.ready_path
         headers = {"host": f"{_in_url(self._model.host)}:{port}", **self.engine.headers}
-        request = UpstreamRequest(b"GET", path.encode(), [(k.encode(), v.encode()) for k, v in headers.items()], b"")
+        encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
+        request = UpstreamRequest(b"GET", self._ready_path.encode(), encoded, b"")
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 exchange = await open_exchange(self._model.host, port, request, where=f"model {self._model.name}")
@@ -253,6 +254,8 @@ class EngineRun:
         self._reports.progress(self.progress)
 
     def _on_line(self, line: str, keep: bool) -> None:
+        if self._watch.phase == "loading" and f"GET {self._ready_path}" in line:
+            return  # the echo of our own asking: no progress, and as many lines as seconds
         self._last_line = line
         self._watch.saw_line(line, self._clock())
         if keep:

@@ -12,6 +12,8 @@ __all__ = ["LoadWatch"]
 
 _WINDOW_S = 30.0
 _RECENT_LINES = 64
+# Between two looks, a second apart: a process that hangs still reads a little, our questions for instance.
+_LEAST_READ = 64 * 1024
 # Dates and times of day, which make each heartbeat line a new one.
 _CLOCK = re.compile(r"\d{2,4}-\d\d-\d\d|\d\d-\d\d(?= \d\d:)|\d{1,2}:\d\d:\d\d([.,]\d+)?")
 
@@ -71,9 +73,9 @@ class LoadWatch:
         """Bytes each of its processes (by id) has read since its start. Processes come and go."""
         grown = sum(max(0, read - self._read_by.get(pid, 0)) for pid, read in read_by.items())
         self._read_by = dict(read_by)
-        if grown == 0:
-            return
         self._read += grown
+        if grown < _LEAST_READ:
+            return
         self._progress_at = now
         if not self._is_reported and self.bytes_total:
             # More may be read than the weights, or the same twice: that it is all there only the ready check knows.
