@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from proa.kernels.latent_decode import HEADS, decode_latents, takes_latents
 from proa.kernels.online_softmax import LOG2_E, AttentionShape, attend, load_queries
 from proa.kernels.triton_import import INTERPRETED, jit, next_power_of_2, shared_memory, tl
 
@@ -18,7 +19,7 @@ __all__ = ["DecodeScratch", "DecodeTiles", "paged_decode"]
 # Query heads of one program, on tensor cores and in float32.
 _MAX_HEADS, _MAX_EXACT_HEADS = 64, 16
 _MAX_KEY_DIM = 1024
-_COMBINED_COLUMNS = 64
+_COMBINED_COLUMNS, _COMBINED_VALUES = 64, 4096
 
 
 class DecodeScratch:
@@ -90,6 +91,12 @@ def paged_decode(
     shape = AttentionShape.of(q, k_cache, v_cache)
     if not shape.exact and q.dtype != torch.bfloat16:
         q = scratch.rounded(q)
+    if tiles is None and takes_latents(shape, k_cache, block_size):
+        splits = scratch.splits(tokens, -(-shape.heads // HEADS))
+        where = (block_tables, block_size, sequence_ids, positions)
+        decode_latents(q, k_cache, *where, scale * LOG2_E, scratch.partial, scratch.scales, splits)
+        _launch_combine(scratch, shape, splits, out)
+        return
     strides = (*q.stride()[:2], *k_cache.stride()[:2], *v_cache.stride()[:2], block_tables.stride(0))
     rows = max(16, min(_MAX_EXACT_HEADS if shape.exact else _MAX_HEADS, next_power_of_2(shape.group)))
     head_blocks = -(-shape.group // rows)
@@ -126,7 +133,8 @@ def paged_decode(
 
 
 def _launch_combine(scratch: DecodeScratch, shape: AttentionShape, splits: int, out: torch.Tensor) -> None:
-    columns = min(_COMBINED_COLUMNS, shape.value)
+    # Some thousand values a program, whatever the number of splits.
+    columns = min(shape.value, max(_COMBINED_COLUMNS, _COMBINED_VALUES // next_power_of_2(splits)))
     _combine[(out.shape[0], shape.heads, shape.value // columns)](
         scratch.partial,
         scratch.scales,

@@ -42,6 +42,12 @@ class PagedCase:
         slots = len(order) * block
         k_cache = torch.randn(slots, heads[1], key_dim).to(device, dtype)
         v_cache = k_cache[:, :, :value_dim] if latent else torch.randn(slots, heads[1], value_dim).to(device, dtype)
+        written = torch.zeros(slots, dtype=torch.bool)
+        for table, context in zip(tables.long(), contexts, strict=True):
+            at = torch.arange(context)
+            written[table[at // block] * block + at % block] = True
+        for cache in (k_cache, v_cache):
+            cache[(~written).to(device)] = torch.nan  # of nobody
         spans = list(zip(contexts, lengths, strict=True))
         sequence_ids = torch.cat([torch.full((n,), s, dtype=torch.int32) for s, n in enumerate(lengths)])
         positions = torch.cat([torch.arange(context - n, context, dtype=torch.int32) for context, n in spans])

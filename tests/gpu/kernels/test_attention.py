@@ -15,6 +15,7 @@ GPU = torch.cuda.is_available()
 # Query and kv heads; columns of keys and values; whether values are columns of the keys.
 SHAPES = {
     "mla": ((64 if GPU else 4, 1), (576, 512) if GPU else (48, 32), True),
+    "mla_many_heads": ((100 if GPU else 5, 1), (576, 512) if GPU else (48, 32), True),
     "mla_odd": ((3, 1), (40, 24), True),
     "gqa": ((8, 2), (128, 128) if GPU else (32, 32), False),
     "mha": ((4, 4), (192, 128) if GPU else (24, 16), False),
