@@ -2,7 +2,7 @@
 
 Few tokens are bound by reading experts: each (token, slot) pair is a product of its own, in float32. Many tokens are
 bound by arithmetic: pairs are sorted by expert, weights and activations become bf16 for the tensor cores, and so does
-what one product hands to the next.
+what one product hands to the next. Codes of 4 bits have a product of their own on Hopper (`code_product`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from proa.kernels.activation import activate, gating_code
+from proa.kernels.code_product import launch_product, reorder, rows_of_block, takes_codes
 from proa.kernels.expert_blocks import ExpertBlocks
 from proa.kernels.linear import multiply
 from proa.kernels.row_products import RowTiles, row_product
@@ -96,10 +97,13 @@ class ExpertScratch:
             joined[: pairs * fmt.hidden].view(pairs, fmt.hidden),
         )
 
-    def one_term(self, x: torch.Tensor) -> torch.Tensor:
-        """`x` in bf16."""
+    def one_term(self, x: torch.Tensor, *, reordered: bool = False) -> torch.Tensor:
+        """`x` in bf16, its columns as they are or in the order of `code_product`."""
         rounded = self._terms.view(torch.bfloat16)[: x.numel()].view(x.shape)
-        rounded.copy_(x)
+        if reordered:
+            reorder(x, rounded)
+        else:
+            rounded.copy_(x)
         return rounded
 
     @property
@@ -131,9 +135,13 @@ def grouped_experts(
     if tokens == 0:
         return
     hidden, joined = scratch.buffers(tokens, fmt)
-    tiles = tiles or _choose(tokens, ids.numel() // table.shape[0], x.device, exact=scratch.exact)
+    pairs = ids.numel() // table.shape[0]
+    of_codes = tiles is None and tokens > FEW_TOKENS and not scratch.exact
+    tiles = tiles or _choose(tokens, pairs, x.device, exact=scratch.exact)
     if isinstance(tiles[0], RowTiles):
         _few(x, ids, weights, arena, table, fmt, hidden, joined, tiles)
+    elif of_codes and takes_codes(fmt.hidden, fmt.intermediate, fmt.gate_up, fmt.down, x.device):
+        _many_codes(x, ids, weights, arena, table, fmt, hidden, joined, scratch, rows_of_block(pairs))
     else:
         _many(x, ids, weights, arena, table, fmt, hidden, joined, scratch, tiles)
     columns = min(_REDUCE_COLUMNS, next_power_of_2(fmt.hidden))
@@ -186,6 +194,27 @@ def _many(
         BLOCK_M=tiles[1].block_m, EXACT=scratch.exact, num_stages=tiles[1].num_stages,
         **_constants(kind_of(fmt.down), tiles[1]),
     )  # fmt: skip
+
+
+def _many_codes(
+    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, arena: torch.Tensor, table: torch.Tensor,
+    fmt: ExpertFormat, hidden: torch.Tensor, joined: torch.Tensor, scratch: ExpertScratch, block_m: int,
+) -> None:  # fmt: skip
+    """The same with the products of `code_product`."""
+    x = scratch.one_term(x, reordered=True)
+    num_blocks = scratch.blocks.sort(ids, table, block_m)
+    blocks = (scratch.blocks.pairs, scratch.blocks.expert, scratch.blocks.rows)
+    shared = (blocks, num_blocks, block_m)
+    activation = (fmt.limit, fmt.alpha, gating_code(fmt.gating))
+    base, top_k = arena.view(torch.int32), ids.shape[1]
+    sizes = (fmt.intermediate, fmt.hidden, panel_bytes(fmt.gate_up, fmt.hidden) // 4)
+    launch_product(
+        x, base, table, weights, hidden, *shared, sizes, top_k, activation, weight_format=fmt.gate_up, down=False
+    )
+    sizes = (fmt.hidden, fmt.intermediate, panel_bytes(fmt.down, fmt.intermediate) // 4)
+    launch_product(
+        hidden, base, table, weights, joined, *shared, sizes, top_k, activation, weight_format=fmt.down, down=True
+    )
 
 
 def _constants(kind: WeightKind, tiles: ExpertTiles | RowTiles) -> dict[str, int]:
@@ -264,8 +293,8 @@ def _row(
     row = x + (pair if DOWN else pair // top_k).to(tl.int64) * x_row
     data, other = _weights(arena, place, DOWN)
     sums = row_product(
-        row, data, arena, other, n, out_features, in_features, panel_words, 0,
-        KIND, GROUPS, SCALE_BYTES, True, not DOWN, BLOCK_N, BLOCK_K,
+        row, data, other, n, out_features, in_features, panel_words,
+        KIND, GROUPS, SCALE_BYTES, not DOWN, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     if DOWN:
         result = sums * tl.load(weights + pair)

@@ -1,4 +1,4 @@
-"""Products of weights with one row of activations, in float32 and without tensor cores: bound by reading the weights.
+"""Products of experts in panels with one row of activations, in float32 without tensor cores: bound by reading them.
 
 Threads keep partial sums of their own rows and columns and add them up once, at the end. Codes become floats by their
 bits alone: a nibble u under the exponent of 1 is 1 + u / 16, so that its product needs two more instructions; e4m3 and
@@ -62,36 +62,22 @@ def _fp8_value(words, i: tl.constexpr):
 
 
 @jit
-def _fp8_step(words, scale, x, k, columns):
-    """Of rows: a word is four columns."""
-    word = tl.arange(0, words.shape[1])[None, :]
-    part = tl.zeros(words.shape, tl.float32)
-    for i in tl.static_range(4):
-        part += _fp8_value(words, i) * (_activation(x, k, word, i, columns, 4) * 1.8446744073709552e19)
-    return part * 7.205759403792794e16 * scale  # 2^56
-
-
-@jit
 def _bf16_step(words, x, k, columns):
-    """Of panels: a word is two columns."""
+    """A word is two columns."""
     word = tl.arange(0, words.shape[1])[None, :]
     part = (words << 16).to(tl.float32, bitcast=True) * _activation(x, k, word, 0, columns, 2)
     return part + (words & -65536).to(tl.float32, bitcast=True) * _activation(x, k, word, 1, columns, 2)
 
 
 @jit
-def _step(words, scale_bits, x, k, columns, KIND: tl.constexpr, PANELS: tl.constexpr):
-    """What one tile adds, float32 [N, words]; any format but fp8_block128 in panels."""
+def _step(words, scale_bits, x, k, columns, KIND: tl.constexpr):
+    """What one tile adds, float32 [N, words]; any format but fp8_block128."""
     if KIND == 0:
         part = words.to(tl.float32, bitcast=True) * _activation(
             x, k, tl.arange(0, words.shape[1])[None, :], 0, columns, 1
         )
-    elif KIND == 1 and PANELS:
-        part = _bf16_step(words, x, k, columns)
     elif KIND == 1:
-        part = words.to(tl.float32) * _activation(x, k, tl.arange(0, words.shape[1])[None, :], 0, columns, 1)
-    elif KIND == 2:
-        part = _fp8_step(words, scale_bits.to(tl.float32, bitcast=True), x, k, columns)
+        part = _bf16_step(words, x, k, columns)
     elif KIND == 5:
         scale = tl.where(scale_bits == 0, 0x400000, scale_bits << 23).to(tl.float32, bitcast=True)
         part = _mxfp4_step(words, scale, x, k, columns)
@@ -106,7 +92,7 @@ def _step(words, scale_bits, x, k, columns, KIND: tl.constexpr, PANELS: tl.const
 def _fp8_panel_product(
     x, data, other, n, out_features, in_features, row_words, PAIRED: tl.constexpr, BLOCK_N: tl.constexpr
 ):
-    """Of fp8_block128 in panels: a word is four rows of a column, a step the columns of one scale."""
+    """Of fp8_block128: a word is four rows of a column, a step the columns of one scale."""
     sum0 = tl.zeros([128, BLOCK_N // 4], tl.float32)
     sum1, sum2, sum3 = sum0, sum0, sum0
     for k in range(0, in_features, 128):
@@ -127,25 +113,24 @@ def _fp8_panel_product(
 
 @jit
 def row_product(
-    x, data, scales, other, n, out_features, in_features, row_words, row_scales, KIND: tl.constexpr,
-    GROUPS: tl.constexpr, SCALE_BYTES: tl.constexpr, PANELS: tl.constexpr, PAIRED: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    x, data, other, n, out_features, in_features, panel_words, KIND: tl.constexpr, GROUPS: tl.constexpr,
+    SCALE_BYTES: tl.constexpr, PAIRED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """float32 [BLOCK_N]: the tile's rows of the weight times the row of activations at `x`; arguments of load_words."""
-    if KIND == 2 and PANELS:
-        result = _fp8_panel_product(x, data, other, n, out_features, in_features, row_words, PAIRED, BLOCK_N)
+    if KIND == 2:
+        result = _fp8_panel_product(x, data, other, n, out_features, in_features, panel_words, PAIRED, BLOCK_N)
     else:
-        PER_WORD: tl.constexpr = 8 if KIND >= 3 else 4 if KIND == 2 else 2 if KIND == 1 and PANELS else 1
+        PER_WORD: tl.constexpr = 8 if KIND >= 3 else 2 if KIND == 1 else 1
         sums = tl.zeros([BLOCK_N, BLOCK_K // PER_WORD], tl.float32)
         for k in range(0, in_features, BLOCK_K):
             words = load_words(
-                data, other, n, k, out_features, in_features, row_words,
-                KIND, GROUPS, SCALE_BYTES, PANELS, PAIRED, BLOCK_N, BLOCK_K, 4,
+                data, other, n, k, out_features, in_features, panel_words,
+                KIND, GROUPS, SCALE_BYTES, True, PAIRED, BLOCK_N, BLOCK_K, 4,
             )  # fmt: skip
             scale_bits = load_scales(
-                data, scales, other, n, k, out_features, in_features, row_words, row_scales,
-                KIND, GROUPS, SCALE_BYTES, PANELS, PAIRED, BLOCK_N, BLOCK_K, 4,
+                data, data, other, n, k, out_features, in_features, panel_words, 0,
+                KIND, GROUPS, SCALE_BYTES, True, PAIRED, BLOCK_N, BLOCK_K, 4,
             )  # fmt: skip
-            sums += _step(words, scale_bits, x, k, in_features, KIND, PANELS)
+            sums += _step(words, scale_bits, x, k, in_features, KIND)
         result = tl.sum(sums, 1)
     return result

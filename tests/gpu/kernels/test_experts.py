@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.kernels.weight_cases import WeightCase
 
+from proa.kernels.code_product import takes_codes
 from proa.kernels.experts import ExpertFormat, ExpertScratch, expert_bytes, grouped_experts
 from proa.kernels.weight_tiles import panel_bytes
 from proa.native.ops import PackedWeight, ThreadPool
@@ -40,19 +41,27 @@ class Experts:
     values: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
     @classmethod
-    def make(cls, pool: ThreadPool, device: torch.device, gate_up: str, down: str) -> Experts:
+    def make(
+        cls,
+        pool: ThreadPool,
+        device: torch.device,
+        gate_up: str,
+        down: str,
+        sizes: tuple[int, int] = (HIDDEN, INTERMEDIATE),
+    ) -> Experts:
         rng = np.random.default_rng(3)
-        fmt = ExpertFormat(HIDDEN, INTERMEDIATE, gate_up, down)
-        sizes = expert_bytes(fmt)
+        hidden, intermediate = sizes
+        fmt = ExpertFormat(hidden, intermediate, gate_up, down)
+        nbytes = expert_bytes(fmt)
         parts, values, table = [np.full(64, 255, np.uint8)], [], []
         for expert in range(NUM_EXPERTS):
             cases = [
-                WeightCase.make(gate_up, INTERMEDIATE, HIDDEN, rng),
-                WeightCase.make(gate_up, INTERMEDIATE, HIDDEN, rng),
-                WeightCase.make(down, HIDDEN, INTERMEDIATE, rng),
+                WeightCase.make(gate_up, intermediate, hidden, rng),
+                WeightCase.make(gate_up, intermediate, hidden, rng),
+                WeightCase.make(down, hidden, intermediate, rng),
             ]
             packed = [PackedWeight.pack(pool, case).packed for case in cases]
-            assert [len(part) for part in packed] == [sizes[0], sizes[0], sizes[1]]
+            assert [len(part) for part in packed] == [nbytes[0], nbytes[0], nbytes[1]]
             offsets = np.cumsum([sum(map(len, parts)), *(len(part) for part in packed)])
             table.append([-1, -1, -1] if expert == ELSEWHERE else list(offsets[:3]))
             parts += packed
@@ -62,7 +71,8 @@ class Experts:
 
     def expected(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """float64 results, and the sums of the sizes of all products that go into them."""
-        x, out, size = x.double().cpu(), torch.zeros(len(x), HIDDEN).double(), torch.zeros(len(x), HIDDEN).double()
+        x = x.double().cpu()
+        out, size = torch.zeros_like(x), torch.zeros_like(x)
         for expert in set(range(NUM_EXPERTS)) - {ELSEWHERE}:
             t, s = (ids == expert).nonzero(as_tuple=True)
             gate, up, down = self.values[expert]
@@ -76,24 +86,25 @@ class Experts:
         return out, size
 
 
-def batch(device: torch.device, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def batch(device: torch.device, tokens: int, hidden: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """x with a gap between rows, distinct ids with some -1, weights."""
-    x = torch.randn(tokens, HIDDEN + 8, device=device)[:, :HIDDEN]
+    x = torch.randn(tokens, hidden + 8, device=device)[:, :hidden]
     ids = torch.stack([torch.randperm(NUM_EXPERTS)[:TOP_K] for _ in range(tokens)]).int()
     ids[torch.rand(tokens, TOP_K) < 0.1] = -1
     return x, ids.to(device), torch.rand(tokens, TOP_K).to(device)
 
 
 def check(experts: Experts, device: torch.device, tokens: int, *, exact: bool = False) -> None:
-    x, ids, weights = batch(device, tokens)
+    hidden = experts.fmt.hidden
+    x, ids, weights = batch(device, tokens, hidden)
     scratch = ExpertScratch(tokens, TOP_K, NUM_EXPERTS, experts.fmt, device, exact=exact)
     for buffer in scratch.buffers(tokens, experts.fmt):
         buffer.fill_(float("nan"))
-    out = torch.full((tokens, HIDDEN), float("nan"), device=device)
+    out = torch.full((tokens, hidden), float("nan"), device=device)
     grouped_experts(x, ids, weights, experts.arena, experts.table, experts.fmt, out, scratch)
     expected, size = experts.expected(x, ids.cpu(), weights.cpu())
     # Roundings of float32 sums; on tensor cores of weights, of many tokens' activations and of what is handed over.
-    error = (HIDDEN + INTERMEDIATE + 32) * 2.0**-24 if scratch.exact or tokens <= 16 else 6 * 2.0**-9
+    error = (hidden + experts.fmt.intermediate + 32) * 2.0**-24 if scratch.exact or tokens <= 16 else 6 * 2.0**-9
     assert ((out.double().cpu() - expected).abs() <= size * error).all()
     again = out.clone()
     grouped_experts(x, ids, weights, experts.arena, experts.table, experts.fmt, again, scratch, accumulate=True)
@@ -112,6 +123,16 @@ def test_panel_bytes_are_those_of_the_native_formats():
 @pytest.mark.parametrize("tokens", [1, 16, 17, 100, 1100] if GPU else [2])
 def test_grouped_experts(device, pool, fmt, tokens):
     check(Experts.make(pool, device, fmt, fmt), device, tokens)
+
+
+@pytest.mark.skipif(not GPU, reason="kernels of Hopper")
+@pytest.mark.parametrize("formats", [("int4_g32", "int4_g32"), ("mxfp4", "mxfp4"), ("int4_g32", "mxfp4")])
+@pytest.mark.parametrize("sizes", [(256, 128), (1152, 448)])
+@pytest.mark.parametrize("tokens", [17, 100, 200, 1100])
+def test_codes(device, pool, formats, sizes, tokens):
+    """Super-blocks of groups that end early, tiles that do not fill."""
+    assert takes_codes(*sizes, *formats, device) or torch.cuda.get_device_capability()[0] != 9
+    check(Experts.make(pool, device, *formats, sizes), device, tokens)
 
 
 def test_down_of_another_format(device, pool):
