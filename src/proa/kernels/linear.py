@@ -1,7 +1,7 @@
 """Linear layers over weights in the formats of checkpoints.
 
-Few tokens are bound by reading the weight: one is multiplied in float32, up to 16 on tensor cores with float32
-activations as two bf16 terms (16 bits of mantissa). Many tokens are bound by arithmetic: one term. Float32
+A handful of tokens with weights of few bits are multiplied in float32 (`packed_rows`), up to 16 on tensor cores with
+float32 activations as two bf16 terms (16 bits of mantissa). Many tokens are bound by arithmetic: one term. Float32
 weights, and any with `exact`, are multiplied in float32.
 """
 
@@ -11,14 +11,15 @@ from dataclasses import dataclass
 
 import torch
 
-from proa.kernels.row_products import RowTiles, row_product
+from proa.kernels.packed_rows import packed_rows
 from proa.kernels.triton_import import INTERPRETED, jit, tl
-from proa.kernels.weight_tiles import as_words, kind_of, load_scales, load_words, tile_values
+from proa.kernels.weight_tiles import FP8, as_words, kind_of, load_scales, load_words, tile_values
 
 __all__ = ["LinearTiles", "linear"]
 
 _FEW_TOKENS = 16
-_ROW_TOKENS = 1
+# Beyond, tensor cores are faster (measured on an H200, benchmarks/LOG.md).
+_PACKED_TOKENS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ def linear(
     bias: torch.Tensor | None = None,
     accumulate: bool = False,
     exact: bool = False,
-    tiles: LinearTiles | RowTiles | None = None,
+    tiles: LinearTiles | None = None,
 ) -> None:
     """`out = x @ W.T + bias`, with `accumulate` added to `out`.
 
@@ -57,47 +58,42 @@ def linear(
     out_features = out.shape[1]
     if tokens == 0:
         return
+    few = tokens <= (_FEW_TOKENS if exact else _PACKED_TOKENS) and tiles is None
+    if few and kind.code >= FP8 and scales is not None:
+        packed_rows(x, data, scales, out, kind, bias=bias, accumulate=accumulate)
+        return
     exact = exact or INTERPRETED or weight_format == "f32"
     tiles = tiles or _choose(tokens, exact)
     words = as_words(data)
-    operands = (x, words, words if scales is None else scales.view(torch.uint8), out, out if bias is None else bias)
-    sizes = (
+    _linear[(-(-out_features // tiles.block_n), -(-tokens // tiles.block_m))](
+        x,
+        words,
+        words if scales is None else scales.view(torch.uint8),
+        out,
+        out if bias is None else bias,
+        tokens,
         out_features,
         in_features,
         words.stride(0),
         0 if scales is None else scales.stride(0),
         x.stride(0),
         out.stride(0),
-    )
-    constants = {
-        "KIND": kind.code,
-        "GROUPS": kind.groups,
-        "SCALE_BYTES": kind.scale_bytes,
-        "BIAS": bias is not None,
-        "ACCUMULATE": accumulate,
-        "BLOCK_N": tiles.block_n,
-        "BLOCK_K": tiles.block_k,
-        "num_warps": tiles.num_warps,
-    }
-    blocks = -(-out_features // tiles.block_n)
-    if isinstance(tiles, RowTiles):
-        _rows[(tokens, blocks)](*operands, *sizes, **constants)
-        return
-    _linear[(blocks, -(-tokens // tiles.block_m))](
-        *operands,
-        tokens,
-        *sizes,
+        KIND=kind.code,
+        GROUPS=kind.groups,
+        SCALE_BYTES=kind.scale_bytes,
+        BIAS=bias is not None,
+        ACCUMULATE=accumulate,
         EXACT=exact,
         TERMS=2 if x.dtype == torch.float32 and tiles.block_m == 16 else 1,
         BLOCK_M=tiles.block_m,
+        BLOCK_N=tiles.block_n,
+        BLOCK_K=tiles.block_k,
+        num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
-        **constants,
     )
 
 
-def _choose(tokens: int, exact: bool) -> LinearTiles | RowTiles:
-    if tokens <= _ROW_TOKENS or (exact and tokens <= _FEW_TOKENS):
-        return RowTiles(64, 256, 1) if INTERPRETED else RowTiles(8, 1024, 2)
+def _choose(tokens: int, exact: bool) -> LinearTiles:
     if INTERPRETED:
         return LinearTiles(16, 32, 64, 1, 1)
     if exact:
@@ -180,43 +176,6 @@ def _linear(
         acc += tl.load(bias + row, mask=row < out_features, other=0.0)[None, :]
     at = out + token[:, None] * out_token + row[None, :]
     valid = inside & (row < out_features)[None, :]
-    if ACCUMULATE:
-        acc += tl.load(at, mask=valid, other=0.0).to(tl.float32)
-    tl.store(at, acc.to(out.dtype.element_ty), mask=valid)
-
-
-@jit
-def _rows(
-    x,
-    data,
-    scales,
-    out,
-    bias,
-    out_features,
-    in_features,
-    row_words,
-    row_scales,
-    x_token,
-    out_token,
-    KIND: tl.constexpr,
-    GROUPS: tl.constexpr,
-    SCALE_BYTES: tl.constexpr,
-    BIAS: tl.constexpr,
-    ACCUMULATE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    token = tl.program_id(0).to(tl.int64)  # neighbours read the same rows of the weight, from the L2
-    n = tl.program_id(1) * BLOCK_N
-    acc = row_product(
-        x + token * x_token, data, scales, 0, n, out_features, in_features, row_words, row_scales,
-        KIND, GROUPS, SCALE_BYTES, False, False, BLOCK_N, BLOCK_K,
-    )  # fmt: skip
-    row = n + tl.arange(0, BLOCK_N)
-    valid = row < out_features
-    if BIAS:
-        acc += tl.load(bias + row, mask=valid, other=0.0)
-    at = out + token * out_token + row
     if ACCUMULATE:
         acc += tl.load(at, mask=valid, other=0.0).to(tl.float32)
     tl.store(at, acc.to(out.dtype.element_ty), mask=valid)

@@ -161,17 +161,15 @@ def load_words(
 @jit
 def _block_scales(
     data, scales, other, n, k, valid_n, columns, row_words, row_scales, PANELS: tl.constexpr, PAIRED: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Of fp8_block128, int32 bits of floats: of rows [N, 1], in long tiles of words; in panels of words [1, N / 4]."""
+    """Of fp8_block128, int32 bits of floats: of rows [N, 1], in panels of words [1, N / 4]."""
     if PANELS:
         panel, shift, _ = _fp8_panel_words(n, other, BLOCK_N, PAIRED)
         at = data + (shift + panel * row_words.to(tl.int64) + columns * 4 + k // 128)
         inside = panel * 16 < valid_n
     else:
         row = n + tl.arange(0, BLOCK_N)[:, None]
-        if BLOCK_K > 128:
-            k = k + 4 * tl.arange(0, BLOCK_K // 4)[None, :]
         at = scales.to(tl.pointer_type(tl.int32)) + ((row // 128).to(tl.int64) * row_scales + k // 128)
         inside = row < valid_n
     return tl.load(at, mask=inside & (k < columns), other=0)
@@ -214,8 +212,7 @@ def load_scales(
     SCALE_BYTES: tl.constexpr, PANELS: tl.constexpr, PAIRED: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, VECTOR: tl.constexpr = 2,
 ):  # fmt: skip
-    """The int32 bits of the scales of a tile, for tile_values; of fp8_block128 in panels, BLOCK_K
-    divides 128.
+    """The int32 bits of the scales of a tile, for tile_values; of fp8_block128, BLOCK_K divides 128.
 
     data, other, row_words: as in load_words. scales: pointer to the bytes of scale 0 (rows), row_scales: scales of a
     row.
@@ -224,7 +221,7 @@ def load_scales(
         bits = tl.zeros([1, 1], tl.int32)
     elif KIND == 2:
         bits = _block_scales(
-            data, scales, other, n, k, valid_n, columns, row_words, row_scales, PANELS, PAIRED, BLOCK_N, BLOCK_K
+            data, scales, other, n, k, valid_n, columns, row_words, row_scales, PANELS, PAIRED, BLOCK_N
         )
     else:
         bits = _group_scales(
