@@ -38,7 +38,7 @@ MODEL = ModelInfo(
 
 
 def plan(free_gib: float, *, weights_gib: float = 10.0, **config: Any) -> tuple[KVPlan, dict[str, str]]:
-    settings = EngineConfig(model_path="", to_engine="", from_engine="", **config)
+    settings = EngineConfig(model_path="", to_engine="", from_engine="", **{"block_size": 16, **config})
     gpu = Gpu(0, "GPU", int(free_gib * GIB), 24 * GIB)
     return plan_gpu(settings, gpu, MODEL, GpuBytes(int(weights_gib * GIB), GIB // 2))
 
@@ -53,6 +53,14 @@ def test_a_cache_of_what_is_left_in_bfloat16() -> None:
     assert notes["device"] == "GPU (cuda:0)"
     table = "trunk 10.00, KV cache 2.12, workspace 0.50, CUDA graphs 0.10, running steps 0.17, reserve 1.00"
     assert notes["gpu_memory"] == f"{table} of 14.00 GiB free"
+
+
+def test_blocks_are_as_the_attention_of_the_model_reads_them() -> None:
+    latent = dataclasses.replace(MODEL, layout=KVLayout(2, 1, 576, 512, latent=True))
+    settings = EngineConfig(model_path="", to_engine="", from_engine="")
+    for model, block in ((MODEL, 128), (latent, 64)):
+        assert plan_gpu(settings, Gpu(0, "GPU", 20 * GIB, 24 * GIB), model, GpuBytes(0, 0))[0].block_size == block
+    assert plan(20, block_size=48)[0].block_size == 48
 
 
 def test_float32_weights_get_a_float32_cache() -> None:
@@ -114,7 +122,8 @@ EXPERT_BYTES = 24 * GIB
 
 def fit(free_gib: float, **config: Any) -> tuple[int, KVPlan, dict[str, str]]:
     """How many experts go to a GPU with that much free beside a trunk of 10 GiB, and the cache beside them."""
-    settings = EngineConfig(model_path="", to_engine="", from_engine="", **{"gpu_prefill_threshold": 0, **config})
+    fixed = {"gpu_prefill_threshold": 0, "block_size": 16}
+    settings = EngineConfig(model_path="", to_engine="", from_engine="", **{**fixed, **config})
     gpu, trunk = Gpu(0, "GPU", int(free_gib * GIB), 96 * GIB), GpuBytes(10 * GIB, GIB // 2)
     placed = fit_experts(settings, gpu, MODEL, trunk, expert_bytes=EXPERT_BYTES, max_tokens=64)
     needed = with_experts(trunk, placed, MODEL.experts, all_bytes=EXPERT_BYTES, max_tokens=64)
@@ -160,7 +169,7 @@ def test_a_few_experts_are_not_worth_a_shorter_context() -> None:
     many = dataclasses.replace(
         MODEL, experts=dataclasses.replace(MODEL.experts, layers=100), max_position_embeddings=2**18
     )
-    settings = EngineConfig(model_path="", to_engine="", from_engine="", gpu_prefill_threshold=0)
+    settings = EngineConfig(model_path="", to_engine="", from_engine="", gpu_prefill_threshold=0, block_size=16)
     trunk = GpuBytes(10 * GIB, GIB // 2)
     counts = []
     for free in (17, 50):  # 5 and 36 GiB of room: 2 of 800 experts in half of it, 20 beside four requests of 4 GiB

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["HeadShape"]
+from proa.kvcache.layout import KVLayout
+
+__all__ = ["HeadShape", "gpu_block_tokens"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,3 +15,8 @@ class HeadShape:
 
     num_heads: int
     value_dim: int
+
+
+def gpu_block_tokens(layout: KVLayout) -> int:
+    """Tokens of a KV block that hold whole tiles of the kernels on a GPU."""
+    return 64 if layout.latent else 128

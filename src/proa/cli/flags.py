@@ -307,6 +307,7 @@ FLAGS: tuple[Flag, ...] = (
         "block_size",
         int,
         "Tokens per KV block; prefixes are shared in whole blocks.",
+        unset="16, on a GPU 64 or 128",
         sglang=("--page-size",),
     ),
     Flag(

@@ -29,6 +29,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     parent_pid: the API process; the engine exits when it is gone (0: whoever started the engine).
     max_running_requests: sequences in one forward pass.      max_total_tokens: KV cache size in tokens.
     context_length: longest prompt + answer in tokens; refused when the KV cache cannot hold it.
+    block_size: tokens of a block of the KV cache (None: 16 on the CPU, on a GPU what its attention reads fastest).
     chunked_prefill_size: most prompt tokens of a pass (None: 512 on the CPU, on a GPU what memory allows),
     prefill_max_requests: most prompts in one (None: all that run).
     max_decode_gap_ms: between the tokens of running answers while prompts are computed, a layer more at most.
@@ -63,7 +64,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     chunked_prefill_size: Annotated[int, Meta(ge=1, le=65536)] | None = None
     prefill_max_requests: _Positive | None = None
     max_decode_gap_ms: Annotated[float, Meta(gt=0.0)] | None = None
-    block_size: Annotated[int, Meta(ge=1, le=1024)] = 16
+    block_size: Annotated[int, Meta(ge=1, le=1024)] | None = None
     kv_cache_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     disable_radix_cache: bool = False
     num_threads: _Positive | None = None

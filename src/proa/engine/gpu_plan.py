@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from proa.attention.shape import gpu_block_tokens
 from proa.core.errors import MemoryShortageError
 from proa.device.select import Gpu
 from proa.engine.config import EngineConfig
@@ -79,7 +80,7 @@ def _cache_bytes(config: EngineConfig, model: ModelInfo, room: int, *, automatic
     token = _token_bytes(config, model)
     if config.max_total_tokens is not None:
         return config.max_total_tokens * token
-    context = (config.context_length or model.max_position_embeddings) + config.block_size
+    context = (config.context_length or model.max_position_embeddings) + _block(config, model)
     least = context * token if config.context_length is not None else min(context, MIN_AUTO_TOKENS) * token
     if not automatic:
         return least
@@ -88,12 +89,17 @@ def _cache_bytes(config: EngineConfig, model: ModelInfo, room: int, *, automatic
 
 def _context_bytes(config: EngineConfig, model: ModelInfo) -> int:
     """The cache of one request of full length."""
-    return ((config.context_length or model.max_position_embeddings) + config.block_size) * _token_bytes(config, model)
+    context = (config.context_length or model.max_position_embeddings) + _block(config, model)
+    return context * _token_bytes(config, model)
 
 
 def _token_bytes(config: EngineConfig, model: ModelInfo) -> int:
     dtype = _auto_dtype(model) if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     return kv_bytes_per_token(model.layout, dtype)
+
+
+def _block(config: EngineConfig, model: ModelInfo) -> int:
+    return config.block_size or gpu_block_tokens(model.layout)
 
 
 def _auto_dtype(model: ModelInfo) -> KVDtype:
@@ -149,6 +155,7 @@ def plan_gpu(
         weight_bytes=needed.weights + scratch,
         available_bytes=_available(config, gpu, scratch),
         auto_dtype=_auto_dtype(model),
+        auto_block=_block(config, model),
         fraction=_KV_FRACTION,
         memory="GPU memory",
         bound=_bound(config, gpu, scratch),

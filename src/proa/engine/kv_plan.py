@@ -41,6 +41,7 @@ def plan_kv(
     weight_bytes: int,
     available_bytes: int,
     auto_dtype: KVDtype = "float32",
+    auto_block: int = 16,
     fraction: float | None = None,
     memory: str = "memory",
     bound: str = "",
@@ -48,14 +49,15 @@ def plan_kv(
     """Size the cache from the memory left beside `weight_bytes`, at most what the running requests can fill.
 
     `weight_bytes` includes scratch memory as far as it is known. A context the user asked for must fit; the model's own
-    is lowered to what the cache holds. `auto_dtype`: of the cache when the config leaves it open. `fraction`: share of
-    what is left for an automatic size, None for the config's. `memory`: its name in messages; `bound`: the flag that
-    lets no more of it be available.
+    is lowered to what the cache holds. `auto_dtype`, `auto_block`: number format and tokens of a block where the
+    config leaves them open. `fraction`: share of what is left for an automatic size, None for the config's.
+    `memory`: its name in messages; `bound`: the flag that lets no more of it be available.
 
     Raises:
         ConfigError: the context is over the model's, or weights and cache do not fit the memory.
     """
     dtype: KVDtype = auto_dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    block = config.block_size or auto_block
     fraction = config.memory_fraction if fraction is None else fraction
     context = config.context_length or model_context
     if context > model_context:
@@ -67,27 +69,27 @@ def plan_kv(
         f"{RESERVE_BYTES / _GIB:.2f} GiB reserve, {token_bytes / 1024:.1f} KiB of KV cache per token"
     )
     if config.max_total_tokens is not None:
-        num_blocks = config.max_total_tokens // config.block_size
-        if num_blocks < 1 or num_blocks * config.block_size * token_bytes > room:
+        num_blocks = config.max_total_tokens // block
+        if num_blocks < 1 or num_blocks * block * token_bytes > room:
             limit = max(0, room) // token_bytes
-            expected = f"{config.block_size} to {limit} tokens ({numbers})"
+            expected = f"{block} to {limit} tokens ({numbers})"
             raise MemoryShortageError("max_total_tokens", expected, config.max_total_tokens, "lower it or free memory")
     else:
-        useful = config.max_running_requests * -(-context // config.block_size)
-        num_blocks = min(useful, int(room * fraction) // (token_bytes * config.block_size))
+        useful = config.max_running_requests * -(-context // block)
+        num_blocks = min(useful, int(room * fraction) // (token_bytes * block))
         least = min(context, MIN_AUTO_TOKENS)
-        if num_blocks * config.block_size < least:
+        if num_blocks * block < least:
             raise MemoryShortageError(
                 memory,
                 f"room for the weights and {least} tokens of KV cache",
                 numbers,
                 "free memory or use bfloat16 KV",
             )
-    return _with_context(config, context, num_blocks, dtype)
+    return _with_context(config, context, num_blocks, block, dtype)
 
 
-def _with_context(config: EngineConfig, context: int, num_blocks: int, dtype: KVDtype) -> KVPlan:
-    tokens = num_blocks * config.block_size
+def _with_context(config: EngineConfig, context: int, num_blocks: int, block: int, dtype: KVDtype) -> KVPlan:
+    tokens = num_blocks * block
     notes = {"kv_cache": f"{tokens} tokens in {dtype}"}
     if tokens < context:
         if config.context_length is not None:
@@ -96,4 +98,4 @@ def _with_context(config: EngineConfig, context: int, num_blocks: int, dtype: KV
             )
         notes["context_length"] = f"lowered from the model's {context} to {tokens}, what the KV cache holds"
         context = tokens
-    return KVPlan(num_blocks, config.block_size, dtype, context, notes)
+    return KVPlan(num_blocks, block, dtype, context, notes)
