@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from proa.layers.kernel_check import block_weight
+from proa.layers.known_data import block_weight
 from proa.native import _C
 from proa.weights.formats import ROW_FORMATS
 from proa.weights.linear import RawLinear

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from proa.cli.bench_experts_spec import ExpertDims, ExpertSpec, Method
-from proa.layers.kernel_check import block_weight
+from proa.layers.known_data import block_weight
 from proa.weights.linear import RawLinear
 from proa.weights.quantize import quantize
 

@@ -9,12 +9,11 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from proa.core.errors import KernelFaultError
+from proa.layers.known_data import known_activations, known_product, known_values, known_weight
 from proa.native import _C
 from proa.native._C import ExpertLayer, ExpertWorkspace, PackedWeight, ThreadPool
-from proa.weights.quantize import dequantize, quantize
-from proa.weights.raw_linear import RawLinear
 
-__all__ = ["Activations", "KernelCheck", "KernelUse", "block_weight", "check_kernels", "run_checks"]
+__all__ = ["Activations", "KernelCheck", "KernelUse", "check_kernels", "run_checks"]
 
 # What a kernel may round its inputs to where others run (`kernel_report`).
 Activations: TypeAlias = Literal["trunk", "int8", "bf16"]
@@ -30,18 +29,6 @@ TOLERANCE = 2.0**-11
 # Relative L2 error of an expert layer: twice what int8 activations may cost.
 LAYER_TOLERANCE = 2.4e-2
 
-# GGUF blocks: type in file -> elements, bytes, offsets of its fp16 fields (gguf's constants.py and quants.py).
-_BLOCKS = {
-    "q4_1": (32, 20, (0, 2)),
-    "iq4_nl": (32, 18, (0,)),
-    "q5_0": (32, 22, (0,)),
-    "q5_1": (32, 24, (0, 2)),
-    "q2_k": (256, 84, (80, 82)),
-    "q3_k": (256, 110, (108,)),
-    "q4_k": (256, 144, (0, 2)),
-    "q5_k": (256, 176, (0, 2)),
-    "q6_k": (256, 210, (208,)),
-}
 _LOWER_TIER = {"amx": "avx512", "avx512": "avx2", "avx2": "ref"}
 
 
@@ -107,16 +94,16 @@ def _small_use(use: KernelUse) -> KernelUse:
 
 def _linear_fault(pool: ThreadPool, use: KernelUse) -> str:
     use = _small_use(use)
-    raw = _raw_linear(use.format, use.out_features, use.in_features, 0)
+    raw = known_weight(use.format, use.out_features, use.in_features, 0)
     packed = PackedWeight.pack(pool, raw, use.activations)
-    weight = _values(raw, packed)
+    weight = known_values(raw, packed)
     for tokens in TOKENS:
-        x = _activations(tokens, use.in_features)
+        x = known_activations(tokens, use.in_features)
         found = np.empty((tokens, use.out_features), np.float32)
         _C.linear(pool, x, packed, found)
-        expected = _product(x, weight)
+        expected = known_product(x, weight)
         difference = np.abs(found - expected)
-        allowed = TOLERANCE * _product(np.abs(x), np.abs(weight))
+        allowed = TOLERANCE * known_product(np.abs(x), np.abs(weight))
         if not (difference <= allowed).all():
             token, row = (int(index) for index in np.unravel_index(np.argmax(difference - allowed), difference.shape))
             return f"{tokens} tokens: {found[token, row]} in row {row}, not {expected[token, row]:.9g}"
@@ -138,11 +125,11 @@ def _layer_fault(pool: ThreadPool, use: KernelUse) -> str:
     )
     experts = []
     for expert in range(NUM_EXPERTS):
-        raws = [_raw_linear(use.format, *shape, 3 * expert + i) for i, shape in enumerate(_LAYER_SHAPES)]
+        raws = [known_weight(use.format, *shape, 3 * expert + i) for i, shape in enumerate(_LAYER_SHAPES)]
         layer.load(expert, *raws)
-        experts.append([_values(raw, PackedWeight.pack(pool, raw)) for raw in raws])
+        experts.append([known_values(raw, PackedWeight.pack(pool, raw)) for raw in raws])
     for tokens in TOKENS:
-        x = _activations(tokens, HIDDEN) / np.float32(64)
+        x = known_activations(tokens, HIDDEN) / np.float32(64)
         ids = np.array([[(t + slot) % NUM_EXPERTS for slot in range(TOP_K)] for t in range(tokens)], np.int32)
         weights = np.array([[0.75, 0.25]] * tokens, np.float32)
         found = np.empty_like(x)
@@ -161,56 +148,7 @@ def _layer_output(x: np.ndarray, ids: np.ndarray, weights: np.ndarray, experts: 
     out = np.zeros(x.shape)
     for expert, (gate, up, down) in enumerate(experts):
         token, slot = np.nonzero(ids == expert)
-        products = _product(x[token], gate)
-        hidden = products / (1 + np.exp(-products)) * _product(x[token], up)
-        np.add.at(out, token, weights[token, slot, None] * _product(hidden, down))
+        products = known_product(x[token], gate)
+        hidden = products / (1 + np.exp(-products)) * known_product(x[token], up)
+        np.add.at(out, token, weights[token, slot, None] * known_product(hidden, down))
     return out
-
-
-def _product(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """`x @ weight.T` without the threads of a BLAS."""
-    return np.asarray(np.einsum("ti,oi->to", x, weight))
-
-
-def _values(raw: RawLinear, packed: PackedWeight) -> np.ndarray:
-    """float64 `[out, in]`, not from the packed bytes where numpy can read the raw ones."""
-    return (dequantize(raw) if raw.layout == "rows" else packed.dequantize()).astype(np.float64)
-
-
-def _raw_linear(weight_format: str, out_features: int, in_features: int, seed: int) -> RawLinear:
-    """A weight made by integer arithmetic alone, of magnitudes around 1 / sqrt(in)."""
-    if weight_format in _BLOCKS:
-        return block_weight(weight_format, out_features, in_features, seed)
-    rows, columns = np.ogrid[:out_features, :in_features]
-    integers = _mixed(rows * np.uint32(in_features) + columns + seed * 1_000_003) % 255
-    return quantize((integers.astype(np.float32) - 127) / np.float32(64 * in_features**0.5), weight_format)
-
-
-def block_weight(weight_format: str, out_features: int, in_features: int, seed: int) -> RawLinear:
-    """A weight in the blocks of a GGUF type, of random codes and equal fp16 scales; values up to about 1/4."""
-    elements, nbytes, halves = _BLOCKS[weight_format]
-    count = in_features // elements
-    data = (_mixed(np.arange(out_features * count * nbytes, dtype=np.uint32) + seed * 1_000_003) & 255).astype(np.uint8)
-    blocks = data.reshape(out_features, count, nbytes)
-    scale = np.array([2.0**-12 if elements == 256 else 2.0**-8], np.float16).view(np.uint8)
-    for offset in halves:
-        blocks[..., offset : offset + 2] = scale
-    return RawLinear(weight_format, out_features, in_features, data.reshape(out_features, -1), None, layout="ggml")
-
-
-def _mixed(index: np.ndarray) -> np.ndarray:
-    """A hash of uint32 (Wang, 2007)."""
-    mixed = index.astype(np.uint32)
-    mixed = (mixed ^ np.uint32(61)) ^ (mixed >> np.uint32(16))
-    mixed = mixed * np.uint32(9)
-    mixed = mixed ^ (mixed >> np.uint32(4))
-    mixed = mixed * np.uint32(0x27D4EB2D)
-    return mixed ^ (mixed >> np.uint32(15))
-
-
-def _activations(tokens: int, columns: int) -> np.ndarray:
-    """Integers -7 .. 7, and one of 127 or -127 in every 32 columns, float32 `[tokens, columns]`."""
-    token, column = np.ogrid[:tokens, :columns]
-    x = (_mixed(token * np.uint32(7919) + column) % 15).astype(np.float32) - 7
-    peaks = column % 32 == (token + column // 32) % 32
-    return np.where(peaks, np.where((token + column) % 3 == 0, np.float32(-127), np.float32(127)), x)

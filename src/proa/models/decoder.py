@@ -13,6 +13,7 @@ from proa.attention.expanded import EXPANDED_BYTES
 from proa.kvcache.layout import KVLayout
 from proa.kvcache.pool import KVPool
 from proa.layers.embedding import Embedding, load_output_head
+from proa.layers.gpu_check import check_gpu_trunk
 from proa.layers.linear import Linear
 from proa.layers.mla import MlaSpec
 from proa.layers.mlp import mlp_rows
@@ -113,7 +114,8 @@ class Decoder:
     ) -> Decoder:
         """Reads and packs all parameters. `max_tokens`: of one forward; `max_positions`: of a sequence.
 
-        `attention`: the name of an attention backend for the device. `expert_plan`: see `Workspace`.
+        `attention`: the name of an attention backend for the device. `expert_plan`: see `Workspace`. Raises
+        KernelFaultError when a kernel of the GPU fails its self-test.
         """
         workspace = Workspace(reader.device, max_tokens, expert_plan)
         rotary = RotaryEmbedding(reader.device, spec.attention.rotary, max_positions)
@@ -124,6 +126,8 @@ class Decoder:
         norm = RMSNorm.load(reader, "model.norm", size=spec.hidden, eps=spec.norm_eps)
         head = load_output_head(reader, "lm_head", embedding, tied=spec.tied_head)
         backend = create_attention(attention, reader.device, spec.head_shape)
+        if reader.device.name == "cuda":
+            check_gpu_trunk(reader.device, backend, reader.kernel_uses, spec.layout, spec.attention.num_heads)
         usage = create_usage(counts, workspace, spec.moe.router.top_k)
         return cls(spec, backend, workspace, embedding=embedding, layers=layers, norm=norm, head=head, usage=usage)
 

@@ -189,7 +189,7 @@ class Hybrid:
 
     def _grouped(self, experts: CpuExperts) -> ExpertCompute:
         from proa.kernels.experts import ExpertFormat, ExpertScratch  # slow to import
-        from proa.moe.grouped import GroupedCompute
+        from proa.moe.grouped import GroupedCompute, check_grouped
 
         (gate_up, down), activation = experts.layer.formats, experts.activation
         fmt = ExpertFormat(
@@ -198,6 +198,7 @@ class Hybrid:
         if self._scratch is None:
             tokens, count = self._workspace.max_tokens, experts.layer.num_experts
             self._scratch = ExpertScratch(tokens, self._top_k, count, fmt, self._device)
+            check_grouped(self._workspace.device.runtime.pool, fmt, self._device)
         return GroupedCompute(fmt, self._scratch)
 
     def _prefill(self, experts: CpuExperts, gpu: GpuExperts) -> StreamedPrefill | None:
