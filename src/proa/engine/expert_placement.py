@@ -68,6 +68,8 @@ def place_experts(config: EngineConfig, info: ExpertInfo, count: int, *, all_byt
     ring = min(all_bytes // max(1, info.layers), gpu_bytes // RING_SHARE)
     # Decode steps run between the layers of a pass of streamed experts, and stream none themselves.
     stream_from = max(config.gpu_prefill_threshold or FEW_TOKENS + 1, config.max_running_requests + 1)
+    if config.chunked_prefill_size is not None and stream_from > config.chunked_prefill_size:
+        return plan  # no pass has so many tokens
     stream_all = config.gpu_prefill_threshold is not None
     return replace(plan, stream_from=stream_from, ring_bytes=ring, stream_all=stream_all)
 
