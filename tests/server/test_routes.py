@@ -13,7 +13,7 @@ ROUTES = [
     ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("POST", "/v1/responses"),
     ("POST", "/v1/messages"), ("POST", "/v1/messages/count_tokens"), ("GET", "/v1/models"), ("GET", "/v1/models/tiny"),
     ("POST", "/tokenize"), ("POST", "/v1/tokenize"), ("POST", "/detokenize"), ("POST", "/v1/detokenize"),
-    ("GET", "/readyz"), ("GET", "/health"), ("GET", "/ping"), ("GET", "/metrics"),
+    ("GET", "/readyz"), ("GET", "/health"), ("GET", "/ping"), ("GET", "/health_generate"), ("GET", "/metrics"),
     ("GET", "/get_server_info"), ("GET", "/server_info"),
     ("GET", "/version"), ("POST", "/flush_cache"), ("GET", "/flush_cache"), ("POST", "/abort_request"),
     *((m, f"/{a}_expert_distribution_record") for m in ("GET", "POST") for a in ("start", "stop", "dump")),
@@ -54,7 +54,7 @@ def test_liveness_needs_none(server: ServerProcess):
     assert httpx.get(f"{server.url}/livez").json() == {"status": "ok"}
 
 
-@pytest.mark.parametrize("path", ["/readyz", "/health", "/ping"])
+@pytest.mark.parametrize("path", ["/readyz", "/health", "/health_generate", "/ping"])
 def test_ready(http: httpx.Client, path: str):
     body = http.get(path).json()
     assert body["status"] == "ok" and body["engine"] == "ready"

@@ -1,6 +1,8 @@
-"""GET /livez, /readyz, /health and /ping.
+"""GET /livez, /readyz, /health, /health_generate and /ping.
 
 /livez: 200 while the process runs. The others: 200 while a request would be taken, else 503 with the engine's state.
+/health_generate generates nothing, other than SGLang's: an engine is ready once its kernels computed known results, and
+one that hangs is noticed by its silence.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ async def live() -> dict[str, str]:
 
 @router.get("/readyz")
 @router.get("/health")
+@router.get("/health_generate")
 @router.get("/ping")
 async def ready(request: Request) -> JSONResponse:
     """Whether requests are taken."""
