@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from fastapi import Request
 
@@ -57,11 +59,17 @@ def answer_rules(body: GenerationRequest, chat: ChatRequest | None = None) -> An
     )
     if chat is None:
         return rules
+    choice = chat.tool_choice
     return replace(
         rules,
-        tools=chat.turn.tools,
-        mode=chat.tool_choice.mode,
-        name=chat.tool_choice.name,
+        tools=[tool for tool in chat.turn.tools if choice.allowed is None or _name_of(tool) in choice.allowed],
+        is_limited=choice.allowed is not None,
+        mode=choice.mode,
+        name=choice.name,
         parallel_calls=chat.parallel_tool_calls,
         response_format=chat.response_format,
     )
+
+
+def _name_of(tool: Mapping[str, Any]) -> Any:
+    return tool["function"]["name"] if "function" in tool else None

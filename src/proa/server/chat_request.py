@@ -19,10 +19,22 @@ _BILLING_LINE = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n?", re.IGNO
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Whether the answer calls tools. `name`: with `required`, the one function that is called."""
+    """Whether the answer calls tools.
+
+    name: with `required`, the one function that is called. allowed: the functions that may be called of those the
+    prompt shows, None: all.
+    """
 
     mode: Literal["auto", "none", "required"] = "auto"
     name: str | None = None
+    allowed: frozenset[str] | None = None
+
+    @classmethod
+    def of_allowed(cls, mode: Any, names: Iterable[str]) -> ToolChoice:
+        """OpenAI's `allowed_tools`; UserError for another mode than auto and required."""
+        if mode not in (None, "auto", "required"):
+            raise UserError("tool_choice.mode", "auto or required", repr(mode)[:100])
+        return cls("required" if mode == "required" else "auto", allowed=frozenset(names))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +56,15 @@ class ChatRequest:
         """Refuse a choice that the declared functions cannot fulfil.
 
         Raises:
-            UserError: a call is required and there is no function, or not the one that is named.
+            UserError: a call is required and there is no function, or not the one that is named; no function is allowed.
         """
+        names = {tool["function"]["name"] for tool in self.turn.tools if "function" in tool}
+        if (allowed := self.tool_choice.allowed) is not None:
+            if not names & allowed:
+                raise UserError("tool_choice", "allowed_tools that tools declares", ", ".join(sorted(allowed))[:200])
+            return
         if self.tool_choice.mode != "required":
             return
-        names = {tool["function"]["name"] for tool in self.turn.tools if "function" in tool}
         if not names:
             raise UserError("tool_choice", "tools beside it", "none")
         if (name := self.tool_choice.name) is not None and name not in names:

@@ -105,13 +105,15 @@ class _Conversation(_Rendering):
             function = self.tool_choice.get("function")
             if self.tool_choice.get("type") == "function" and isinstance(function, dict):
                 return ToolChoice("required", str(function.get("name")))
+            if self.tool_choice.get("type") == "allowed_tools":
+                return _allowed_tools(self.tool_choice)
         elif self.tool_choice in (None, "auto"):
             return ToolChoice()
         elif self.tool_choice == "none":
             return ToolChoice("none")
         elif self.tool_choice == "required":
             return ToolChoice("required")
-        raise UserError("tool_choice", "none, auto, required or a function", str(self.tool_choice)[:100])
+        raise UserError("tool_choice", "none, auto, required, a function or allowed_tools", str(self.tool_choice)[:100])
 
     @property
     def _thinking(self) -> bool | None:
@@ -121,6 +123,16 @@ class _Conversation(_Rendering):
         if self.enable_thinking is not None:
             return self.enable_thinking
         return False if self.reasoning_effort == "none" else None
+
+
+def _allowed_tools(choice: dict[str, Any]) -> ToolChoice:
+    """OpenAI nests the members under a key of their own here."""
+    allowed = choice.get("allowed_tools", choice)
+    tools = allowed.get("tools") if isinstance(allowed, dict) else None
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise UserError("tool_choice.allowed_tools", "mode and tools", str(allowed)[:100])
+    functions = [tool.get("function", tool) for tool in tools]
+    return ToolChoice.of_allowed(allowed.get("mode"), [str(f.get("name")) for f in functions if isinstance(f, dict)])
 
 
 class ChatCompletionRequest(ChatBody, _Conversation):

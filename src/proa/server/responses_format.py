@@ -52,8 +52,10 @@ class ResponsesFormat:
         yield self._numbered({"type": f"response.{response['status']}", "response": response})
 
     def silence(self) -> Iterator[Event]:
-        """Codex counts events, not comments, as signs of life."""
-        yield self._numbered({"type": "response.in_progress", "response": self._response("in_progress")})
+        """Codex counts events, not comments, as signs of life. What a client sent does not come back every time."""
+        response = {**self._response("in_progress"), "instructions": None, "tools": [], "metadata": {}}
+        response["text"] = {"format": {"type": "text"}}
+        yield self._numbered({"type": "response.in_progress", "response": response})
 
     def failure(self, error: Event) -> Event:
         """The response with what there is of it, and the error."""

@@ -68,12 +68,12 @@ class ResponsesRequest(ChatBody):
     def chat(self) -> ChatRequest:
         """See ChatBody."""
         tools = ResponseTools(self.tools or ())
-        choice, declared = self._choice(tools)
+        choice = self._choice
         effort = self.reasoning.effort if self.reasoning is not None else None
         return ChatRequest(
             turn=ChatTurn(
                 messages=self._messages(),
-                tools=declared,
+                tools=tools.declared,
                 no_calls=choice.mode == "none",
                 thinking=False if effort == "none" else None,
                 reasoning_effort=effort,
@@ -97,19 +97,20 @@ class ResponsesRequest(ChatBody):
             raise UserError("input", "a message", "none")
         return messages
 
-    def _choice(self, tools: ResponseTools) -> tuple[ToolChoice, list[dict[str, Any]]]:
-        """The choice, and the functions it leaves."""
+    @property
+    def _choice(self) -> ToolChoice:
+        """What tool_choice means."""
         choice = self.tool_choice
         if choice in (None, "auto"):
-            return ToolChoice(), tools.declared
+            return ToolChoice()
         if choice in ("none", "required"):
-            return ToolChoice("none" if choice == "none" else "required"), tools.declared
+            return ToolChoice("none" if choice == "none" else "required")
         if isinstance(choice, dict):
             if choice.get("type") in ("function", "custom"):
-                return ToolChoice("required", _flat(choice)), tools.declared
+                return ToolChoice("required", _flat(choice))
             if choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
-                mode = ToolChoice("required") if choice.get("mode") == "required" else ToolChoice()
-                return mode, tools.only(_flat(tool) for tool in choice["tools"] if isinstance(tool, dict))
+                names = [_flat(tool) for tool in choice["tools"] if isinstance(tool, dict)]
+                return ToolChoice.of_allowed(choice.get("mode"), names)
         raise UserError("tool_choice", "none, auto, required, a function or allowed_tools", str(choice)[:100])
 
     @property

@@ -54,11 +54,6 @@ class ResponseTools:
         """What the client knows the function `name` as; an undeclared one as itself."""
         return self._refs.get(name) or ToolRef(name)
 
-    def only(self, names: Iterable[str]) -> list[dict[str, Any]]:
-        """The declared functions among `names`."""
-        wanted = set(names)
-        return [tool for tool in self.declared if tool["function"]["name"] in wanted]
-
 
 def flat_name(name: str, namespace: Any) -> str:
     """The function's name for the model. A namespace of `mcp__server__` already ends as one that is to be joined."""

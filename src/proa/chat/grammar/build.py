@@ -24,7 +24,7 @@ __all__ = ["AnswerRules", "BuiltConstraint", "build_constraint"]
 class AnswerRules:
     """What a request asks of its answer, whatever API it came through.
 
-    tools: OpenAI's; those that are no functions are not called. mode, name: `tool_choice`, `name` with `required` only.
+    tools: OpenAI's; those that are no functions are not called. is_limited: the prompt shows more tools. mode, name: `tool_choice`, `name` with `required` only.
     response_format: as in chat completions. regex, ebnf, json_schema (a schema as text): SGLang's; one of the four.
     """
 
@@ -32,6 +32,7 @@ class AnswerRules:
     mode: Literal["auto", "none", "required"] = "auto"
     name: str | None = None
     parallel_calls: bool = True
+    is_limited: bool = False
     response_format: Mapping[str, Any] | None = None
     regex: str | None = None
     ebnf: str | None = None
@@ -79,6 +80,9 @@ def build_constraint(rules: AnswerRules, reading: AnswerReading | None) -> Built
             raise UserError(content.where, 'no tools beside it, or tool_choice: "none"', "both")
         return _whole(calls, content, markers, in_reasoning=markers.in_reasoning)
     if calls is not None:
+        if rules.is_limited and not calls.starts:
+            expected = "a model with tokens that begin a call"
+            raise UserError("tool_choice", expected, "another one", "send only these tools", code="unsupported_parameter")
         return _when_called(calls)
     openers = markers.openers
     if rules.mode == "none" and rules.tools and openers:
@@ -164,8 +168,8 @@ def _calls(rules: AnswerRules, reading: AnswerReading | None) -> CallGrammar | N
     marker_ids = {} if reading is None else {name: token_id for token_id, name in reading.marker_ids.items()}
     frame = None if reading is None else call_frame(reading.family.name, marker_ids)
     if reading is None or frame is None:
-        if is_required or not rules.parallel_calls:
-            where = "tool_choice" if is_required else "parallel_tool_calls"
+        if is_required or rules.is_limited or not rules.parallel_calls:
+            where = "tool_choice" if is_required or rules.is_limited else "parallel_tool_calls"
             expected = "a model whose calls can be constrained"
             raise UserError(where, expected, "another one", "use tool_choice auto", code="unsupported_parameter")
         return None
