@@ -154,6 +154,15 @@ def test_auto_starts_at_a_call_and_pauses_after_it():
     assert not kimi.accepts(held.constraint.grammar, two)
 
 
+def test_tools_that_the_prompt_shows_and_that_are_not_allowed():
+    kimi = family_of("kimi_k2")
+    built = build_constraint(AnswerRules(tools=TOOLS[:1], is_limited=True), kimi.reading)
+    assert kimi.accepts(built.constraint.grammar, answer_of("kimi_k2", [0]))
+    assert not kimi.accepts(built.constraint.grammar, answer_of("kimi_k2", [0]).replace("first", 'se"cond'))
+    with pytest.raises(UserError, match="send only these"):
+        build_constraint(AnswerRules(tools=TOOLS[:1], is_limited=True), replace(kimi.reading, marker_ids={}))
+
+
 def test_numbers_of_a_conversation_do_not_make_a_new_check():
     checks = {
         build_constraint(AnswerRules(tools=TOOLS, mode="required"), family_of("kimi_k2", history_calls=k).reading).check

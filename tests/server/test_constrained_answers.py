@@ -136,6 +136,30 @@ def test_a_named_function_is_called_once(kimi, stream):
     assert json.loads(arguments)["a"] in (1, 2)
 
 
+def test_only_allowed_tools_are_called(kimi):
+    """The prompt is that of all tools, so that its prefix is found again."""
+    tools = [function({"type": "object", "maxProperties": 0}, name) for name in ("first", "second", "third")]
+    allowed = [{"type": "function", "function": {"name": name}} for name in ("second", "third")]
+    lengths = set()
+    with kimi.client() as http:
+        for seed in range(4):
+            choice = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": allowed}}
+            fields = {
+                "tools": tools,
+                "tool_choice": choice,
+                "temperature": 1,
+                "seed": seed,
+                "parallel_tool_calls": False,
+            }
+            ((_, name, _),) = ask(http, False, **fields)["calls"]
+            assert name in {"second", "third"}
+        for choice in ("auto", {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": allowed}}):
+            body = {"messages": [{"role": "user", "content": "Go."}], "max_tokens": 1, "tools": tools}
+            response = http.post("/v1/chat/completions", json={**body, "tool_choice": choice})
+            lengths.add(response.json()["usage"]["prompt_tokens"])
+    assert len(lengths) == 1
+
+
 def test_one_call_without_parallel_calls(kimi):
     with kimi.client() as http:
         for seed in range(5):
@@ -295,6 +319,10 @@ def test_hostile_schemas_get_400_and_disturb_nobody(kimi):
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "required", "tools": []}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "absent"}}, "tools": [OTHER]}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools"}, "tools": [OTHER]}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"tools": [5]}}, "tools": [OTHER]}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "none", "tools": []}}}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "tools": [{"name": "absent"}]}, "tools": [OTHER]}, "tool_choice"),
         ({"tools": [OTHER, OTHER], "tool_choice": "required"}, "tools"),
         ({"tools": [function({}, "a b")], "tool_choice": "required"}, "tools.0.function.name"),
         ({"tools": [function({}, "a" * 300)], "tool_choice": "required"}, "tools.0.function.name"),

@@ -164,7 +164,10 @@ def test_what_constrains_the_answer(kimi, client, more):
 def test_silence_and_failure(kimi):
     body = {"model": "tiny", "input": "hi", "stream": True, "max_output_tokens": 9}
     with kimi.client() as http:
-        text = http.post("/v1/responses", json=body | {"seed": SLOW_SEED}).text
+        tools = [{"type": "function", "name": "weather", "description": "long " * 1000}]
+        text = http.post("/v1/responses", json=body | {"seed": SLOW_SEED, "tools": tools}).text
+        silences = [event for event in events_of(text) if event["type"] == "response.in_progress"][1:]
+        assert silences and all(len(json.dumps(event)) < 1500 for event in silences)
         kinds = [event["type"] for event in events_of(text)]
         assert [event["sequence_number"] for event in events_of(text)] == list(range(len(kinds)))
         assert kinds[0] == "response.created" and kinds.count("response.created") == 1

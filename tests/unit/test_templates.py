@@ -197,13 +197,57 @@ def load_once(path: Path) -> tuple[Tokenizer, ChatTemplate]:
     return _LOADED[path]
 
 
+def test_lists_of_a_template_grow():
+    """As in templates that sort messages into lists of their own; those of the request stay as they are."""
+    template = template_of(
+        "{% set old, l = [], [] %}{% for m in messages %}{% set _ = (old if loop.first else l).append(m) %}{% endfor %}"
+        "{% set _ = l.extend(old) %}{% set _ = l.insert(0, 'x') %}{{ l.pop() is mapping }}{{ l | length }}{{ l[0] }}"
+        "{% set _ = messages.append('y') %}{{ messages | length }}"
+    )
+    messages = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
+    for _ in range(2):
+        assert template.render(messages) == "True2x3"
+    assert len(messages) == 2
+
+
+MADE = ("[ns.a, ns.a]", "(ns.a, ns.a)", "{1: ns.a, 2: ns.a}", "[ns.a] * 2", "[ns.a] + [ns.a]", "dict(a=ns.a, b=ns.a)")
+APPENDED_TWICE = (
+    "{% set ns = namespace(a=[1]) %}{% for _ in range(40) %}{% set l = [] %}{% set _ = l.append(ns.a) %}"
+    "{% set _ = l.append(ns.a) %}{% set ns.a = l %}{% endfor %}{{ ns.a }}"
+)
+DOUBLED = "{% set ns = namespace(a=['x']) %}{% for _ in range(40) %}{% set ns.a = @ %}{% endfor %}{{ ns.a }}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        *(DOUBLED.replace("@", made) for made in MADE),
+        APPENDED_TWICE,
+        "{% set l = [1] %}{% for _ in range(60) %}{% set _ = l.extend(l) %}{% endfor %}",
+        "{% set l = [] %}{% for _ in range(1000) %}{% set _ = l.append('x' * 100000) %}{% endfor %}{{ l }}",
+        "{% set a = namespace() %}{% set a.a = a %}{{ [a, a] | tojson }}",
+    ],
+)  # fmt: skip
+def test_lists_that_cannot_be_written_down(source: str):
+    with pytest.raises(UserError):
+        ChatTemplate(source, ControlTokens(special=(), markers=()), max_characters=1_000_000, seconds=1).render(
+            [{"role": "user", "content": "hi"}]
+        )
+
+
 @pytest.mark.parametrize(
     "source",
     [
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
         "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
         "{{ self.__init__.__globals__ }}",
-        "{{ messages.append(1) }}",
+        "{{ messages.clear() }}",
+        "{{ messages[0].update({'a': 1}) }}",
+        "{% set l = [1] %}{{ l.sort() }}",
+        "{% set l = [1] %}{{ l.append(l) }}",
+        "{% set l = [1] %}{% set m = [l] %}{{ l.append(2) }}",
+        "{{ [].pop() }}",
+        "{{ [].append.__self__.x }}",
         "{{ (messages|map(attribute='__class__')|list)[0].__base__ }}",
         "{{ 'a{0.__class__}'.format(messages) }}{{ messages[0].__getattribute__('x') }}",
         "{% include '/etc/passwd' %}",

@@ -20,6 +20,7 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.sandbox
 
+from proa.chat.template_lists import LIST_METHODS, PlainNamespace, TemplateLists
 from proa.core.errors import UserError
 
 __all__ = ["RenderBudget", "TemplateSandbox"]
@@ -34,6 +35,7 @@ class RenderBudget:
         self._deadline = time.monotonic() + seconds
         self._steps = steps
         self._characters = characters
+        self.lists = TemplateLists(self.size)
 
     def step(self) -> None:
         """Count one loop iteration or call."""
@@ -83,8 +85,9 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         for name in ("batch", "center", "indent", "slice", "wordwrap"):
             self.filters[name] = self._with_sized_arguments(self.filters[name])
         self.filters["_budgeted"] = self._budgeted
-        self.filters["_sized"] = self._sized
+        self.filters["_made"] = self._made
         del self.globals["lipsum"]
+        self.globals["namespace"] = PlainNamespace
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
 
@@ -123,25 +126,31 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return "".join(pieces)
 
     def _generate(self, source: jinja2.nodes.Template, *args: Any, **kwargs: Any) -> str:
-        # Each `for` draws its items through the budget, each `~` reports its length.
+        # Each `for` draws its items through the budget, each `~` and each literal reports its length.
         for loop in source.find_all(jinja2.nodes.For):
             loop.iter = _filtered(loop.iter, "_budgeted")
         for parent in [source, *list(source.find_all(jinja2.nodes.Node))]:
-            _wrap_concatenations(parent)
+            _wrap(parent)
         return super()._generate(source, *args, **kwargs)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Lists may grow: `call` sees to how far."""
+        return (type(obj) is list and attr in LIST_METHODS) or super().is_safe_attribute(obj, attr, value)
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - as in jinja2
         if (budget := __self._budget()) is not None:
             budget.step()
             if getattr(__obj, "__name__", "") in _BUILTIN_PADDING:
                 budget.size(max((width for width in args if isinstance(width, int)), default=0))
-        value = super().call(__context, __obj, *args, **kwargs)
-        return __self._sized(value)
+            if type(target := getattr(__obj, "__self__", None)) is list and __obj.__name__ in LIST_METHODS:
+                given = [list(__self._budgeted(args[0]))] if __obj.__name__ == "extend" and args else args
+                return budget.lists.change(target, __obj.__name__, tuple(given))
+        return __self._made(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if (budget := self._budget()) is not None:
             budget.size(_result_size(operator, left, right))
-        return self._sized(super().call_binop(context, operator, left, right))
+        return self._made(super().call_binop(context, operator, left, right))
 
     # pass_context keeps jinja2 from folding constants through these while it compiles, outside any budget.
     @jinja2.pass_context
@@ -175,6 +184,11 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             budget.size(len(value))
         return value
 
+    def _made(self, value: Any) -> Any:
+        if isinstance(value, list | tuple | dict) and (budget := self._budget()) is not None:
+            budget.lists.made(value)
+        return self._sized(value)
+
 
 def _result_size(operator: str, left: Any, right: Any) -> float:
     """A bound on the size of `left operator right` that is known before it is computed."""
@@ -197,12 +211,23 @@ def _filtered(node: jinja2.nodes.Node, name: str) -> jinja2.nodes.Expr:
     return jinja2.nodes.Filter(cast("jinja2.nodes.Expr", node), name, [], [], None, None, lineno=node.lineno)
 
 
-def _wrap_concatenations(parent: jinja2.nodes.Node) -> None:
+def _wrap(parent: jinja2.nodes.Node) -> None:
+    if isinstance(parent, jinja2.nodes.Filter) and parent.name == "_made":
+        return
     for field, value in list(parent.iter_fields()):
-        if isinstance(value, jinja2.nodes.Concat):
-            setattr(parent, field, _filtered(value, "_sized"))
+        if _is_measured(value):
+            setattr(parent, field, _filtered(value, "_made"))
         elif isinstance(value, list):
-            value[:] = [_filtered(item, "_sized") if isinstance(item, jinja2.nodes.Concat) else item for item in value]
+            value[:] = [_filtered(item, "_made") if _is_measured(item) else item for item in value]
+
+
+def _is_measured(node: Any) -> bool:
+    """Whether `node` makes a text or a container of parts that are not written in the template itself."""
+    if isinstance(node, jinja2.nodes.Tuple) and node.ctx != "load":
+        return False
+    if isinstance(node, jinja2.nodes.List | jinja2.nodes.Tuple):
+        return not all(isinstance(item, jinja2.nodes.Const) for item in node.items)
+    return isinstance(node, jinja2.nodes.Concat | jinja2.nodes.Dict)
 
 
 def _template_error(got: str) -> UserError:

@@ -56,7 +56,7 @@ class ChatRequest:
         """Refuse a choice that the declared functions cannot fulfil.
 
         Raises:
-            UserError: a call is required and there is no function, or not the one that is named; no function is allowed.
+            UserError: a call is required and there is no function, or not the one that is named; none is allowed.
         """
         names = {tool["function"]["name"] for tool in self.turn.tools if "function" in tool}
         if (allowed := self.tool_choice.allowed) is not None:

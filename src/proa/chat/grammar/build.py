@@ -24,8 +24,9 @@ __all__ = ["AnswerRules", "BuiltConstraint", "build_constraint"]
 class AnswerRules:
     """What a request asks of its answer, whatever API it came through.
 
-    tools: OpenAI's; those that are no functions are not called. is_limited: the prompt shows more tools. mode, name: `tool_choice`, `name` with `required` only.
-    response_format: as in chat completions. regex, ebnf, json_schema (a schema as text): SGLang's; one of the four.
+    tools: OpenAI's; those that are no functions are not called. is_limited: the prompt shows more of them.
+    mode, name: `tool_choice`, `name` with `required` only. response_format: as in chat completions.
+    regex, ebnf, json_schema (a schema as text): SGLang's; one of the four.
     """
 
     tools: Sequence[Mapping[str, Any]] = ()
@@ -81,8 +82,8 @@ def build_constraint(rules: AnswerRules, reading: AnswerReading | None) -> Built
         return _whole(calls, content, markers, in_reasoning=markers.in_reasoning)
     if calls is not None:
         if rules.is_limited and not calls.starts:
-            expected = "a model with tokens that begin a call"
-            raise UserError("tool_choice", expected, "another one", "send only these tools", code="unsupported_parameter")
+            expected, fix = "a model with tokens that begin a call", "send only these tools"
+            raise UserError("tool_choice", expected, "another one", fix, code="unsupported_parameter")
         return _when_called(calls)
     openers = markers.openers
     if rules.mode == "none" and rules.tools and openers:
