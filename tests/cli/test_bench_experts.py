@@ -15,10 +15,10 @@ from proa.cli.bench_experts_sides import ProaSide, Setup
 from proa.cli.bench_experts_spec import METHODS, MODELS, make_spec, parse_tokens
 from proa.cli.main import app
 from proa.core.errors import ConfigError
+from proa.gguf.types import GGML_TYPES
 from proa.native import _C
 from proa.native.runtime import CACHE_MULTIPLE, CpuRuntime
 from proa.weights.gguf_blocks import dequantize as dequantize_blocks
-from proa.weights.gguf_types import GGML_TYPES
 from proa.weights.quantize import dequantize
 
 runner = CliRunner()

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import gguf
 import numpy as np
 
+from proa.gguf.types import GGML_TYPES, GgmlType
 from proa.weights.gguf_blocks import NATIVE, common_format, to_linear
-from proa.weights.gguf_types import GGML_TYPES, GgmlType
 from proa.weights.linear import RawLinear
 
 TYPES: dict[str, GgmlType] = {item.name: item for item in GGML_TYPES.values()}

@@ -21,11 +21,11 @@ from tests.models.variants import VARIANTS, VOCAB
 from proa.core.errors import CheckpointError, ProaError, UnsupportedError
 from proa.engine.config import EngineConfig
 from proa.engine.load import load_checkpoint
+from proa.gguf.types import GGML_TYPES
 from proa.models import Model, load_model, open_experts
 from proa.native.ops import PackedWeight
 from proa.weights.checkpoint import Checkpoint
 from proa.weights.gguf_blocks import NATIVE, NativeFormat, to_linear
-from proa.weights.gguf_types import GGML_TYPES
 from proa.weights.progress import LoadProgress
 
 BY_NAME = {variant.name: variant for variant in VARIANTS}

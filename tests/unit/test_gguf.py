@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proa.core.errors import CheckpointError
-from proa.weights.gguf import GgufFile, GgufModel
-from proa.weights.gguf_header import MAX_METADATA, MAX_TENSORS, GgufArray
-from proa.weights.gguf_types import GGML_TYPES
+from proa.gguf.header import MAX_METADATA, MAX_TENSORS, GgufArray
+from proa.gguf.model import GgufFile, GgufModel
+from proa.gguf.types import GGML_TYPES
 
 U8, BOOL, STRING, ARRAY, U32, U64 = 0, 7, 8, 9, 4, 10
 F32, Q4_0 = 0, 2

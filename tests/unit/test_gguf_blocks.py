@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from proa.core.errors import UnsupportedError
+from proa.gguf.types import GGML_TYPES, GgmlType
 from proa.weights.bfloat16 import bf16_from_f32, f32_from_bf16
 from proa.weights.gguf_blocks import NATIVE, check_readable, common_format, dequantize, to_linear
-from proa.weights.gguf_types import GGML_TYPES, GgmlType
 from proa.weights.quantize import dequantize as value_of
 
 BY_NAME = {item.name: item for item in GGML_TYPES.values()}

@@ -16,7 +16,7 @@ from proa.core.errors import CheckpointError, UnsupportedError
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["Tokenizer"]
+__all__ = ["Tokenizer", "bytes_of"]
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -155,6 +155,15 @@ def _byte_level_alphabet() -> dict[str, int]:
     return alphabet
 
 
+_BYTE_LEVEL = _byte_level_alphabet()
+
+
+def bytes_of(token: str) -> bytes:
+    """The bytes of a token in GPT-2's byte alphabet; a token outside of it stands for its own text."""
+    values = [_BYTE_LEVEL.get(character, -1) for character in token]
+    return token.encode() if -1 in values else bytes(values)
+
+
 def _decoder_steps(decoder: Any) -> list[dict[str, Any]]:
     if not isinstance(decoder, dict):
         return []
@@ -164,13 +173,7 @@ def _decoder_steps(decoder: Any) -> list[dict[str, Any]]:
 def _bytes_of_token(decoder: Any) -> Callable[[str], bytes]:
     kinds = {str(step.get("type")) for step in _decoder_steps(decoder)}
     if "ByteLevel" in kinds:
-        alphabet = _byte_level_alphabet()
-
-        def byte_level(token: str) -> bytes:
-            values = [alphabet.get(character, -1) for character in token]
-            return token.encode() if -1 in values else bytes(values)
-
-        return byte_level
+        return bytes_of
     if kinds <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"} and kinds & {"ByteFallback", "Metaspace"}:
 
         def sentence_piece(token: str) -> bytes:

@@ -14,9 +14,9 @@ from proa.cli.bench_experts_data import Inputs, RawExpert
 from proa.cli.bench_experts_sides import Setup, Side
 from proa.cli.bench_experts_spec import ExpertSpec
 from proa.core.errors import ConfigError
+from proa.gguf.types import GGML_TYPES
 from proa.native import _C
 from proa.weights.gguf_blocks import dequantize as dequantize_blocks
-from proa.weights.gguf_types import GGML_TYPES
 from proa.weights.linear import RawLinear
 from proa.weights.quantize import dequantize
 

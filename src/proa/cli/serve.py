@@ -136,7 +136,10 @@ def compose(model: str, values: Mapping[str, Any]) -> tuple[ServerConfig, Engine
         settings.setdefault("served_model_name", DEMO)
     elif "served_model_name" not in settings:
         settings["aliases"] = (model,)  # SGLang's clients send the path as it was given
-    return ServerConfig(model_path=path, **settings), msgspec.structs.replace(given, model_path=str(path))
+    experts = None if given.expert_path is None else Path(given.expert_path)
+    return ServerConfig(model_path=path, expert_path=experts, **settings), msgspec.structs.replace(
+        given, model_path=str(path)
+    )
 
 
 def _check_engine_config(config: EngineConfig, values: Mapping[str, Any]) -> None:

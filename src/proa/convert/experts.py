@@ -29,6 +29,7 @@ from proa.convert.requantize import QuantizationError, check_width, empty_linear
 from proa.convert.shard_writer import PlannedTensor, ShardWriter, partial_path, sync_directory
 from proa.core.errors import CheckpointError, ConfigError, StorageError
 from proa.core.expert_directory import MANIFEST
+from proa.gguf.model import GgufModel
 from proa.models.expert_sources import expert_layout, open_gguf_experts
 from proa.native import _C
 from proa.weights.checkpoint import Checkpoint
@@ -36,7 +37,6 @@ from proa.weights.converted_experts import Shard, open_shard, read_manifest, ten
 from proa.weights.converted_format import LAYOUT, METHODS, Manifest, Origin, shard_name
 from proa.weights.expert_source import CheckpointExperts, ExpertLayout, ExpertSource
 from proa.weights.formats import ROW_FORMATS
-from proa.weights.gguf import GgufModel
 from proa.weights.identity import gguf_hash, model_hash, router_hash
 from proa.weights.progress import LoadProgress, LoadStatus
 from proa.weights.raw_linear import RawLinear

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from proa.core.errors import CheckpointError, UnsupportedError
+from proa.gguf.types import GGML_TYPES
 from proa.native import _C
 from proa.weights import gguf_blocks
 from proa.weights.bfloat16 import bf16_from_f32, f32_from_bf16
 from proa.weights.formats import ROW_FORMATS
 from proa.weights.gguf_blocks import NATIVE
-from proa.weights.gguf_types import GGML_TYPES
 from proa.weights.quantize import dequantize, pack_nibbles
 from proa.weights.raw_linear import RawLinear
 

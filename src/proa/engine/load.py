@@ -13,6 +13,7 @@ import torch
 
 from proa.attention.backend import gpu_backend
 from proa.chat.grammar.vocabulary import load_vocabulary
+from proa.chat.tokenizer_files import TokenizerFiles
 from proa.core.errors import UnsupportedError
 from proa.device.select import Gpu, choose_gpu, create_device
 from proa.engine.build import CPU_PASS_TOKENS, LoadedModel, Report, max_forward_tokens
@@ -79,7 +80,8 @@ def load_checkpoint(config: EngineConfig, report: Report) -> LoadedModel:
         loaded = _load_on_cpu(config, checkpoint, model_info, experts, report)
     else:
         loaded = _load_on_gpu(config, gpu, checkpoint, model_info, experts, report)
-    vocabulary = partial(load_vocabulary, Path(config.model_path), loaded.model.vocab_size, loaded.eos_token_ids)
+    files = TokenizerFiles(Path(config.model_path), None if config.expert_path is None else Path(config.expert_path))
+    vocabulary = partial(load_vocabulary, files, loaded.model.vocab_size, loaded.eos_token_ids)
     return replace(loaded, load_vocabulary=vocabulary, read_gb_s=_read_bandwidth(loaded.model.weight_bytes))
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from proa.core.errors import UnsupportedError
 from proa.core.expert_directory import is_converted, is_kt_kernel
+from proa.gguf.model import GgufModel
 from proa.models.registry import checkpoint_config, decoder_spec
 from proa.weights.checkpoint import Checkpoint
 from proa.weights.converted_experts import ConvertedExperts
 from proa.weights.expert_source import ExpertLayout, ExpertShape, ExpertSource
-from proa.weights.gguf import GgufModel
 from proa.weights.gguf_experts import GgufExperts
 
 __all__ = ["expert_layout", "open_experts", "open_gguf_experts"]

@@ -18,6 +18,7 @@ class ServerConfig:
     """Settings of the API process. Times in seconds.
 
     model_path: directory with generation_config.json, tokenizer.json and the chat template (or Kimi's tiktoken.model).
+    expert_path: where routed experts are read from; a GGUF file there may have the tokenizer that model_path lacks.
     api_key: every route but /livez asks for it when set.
     served_model_name, aliases: names a request may give as `model`, the former separated by commas; the first one is
         reported. ANY_MODEL among them takes whatever a request says.
@@ -36,6 +37,7 @@ class ServerConfig:
     """
 
     model_path: Path
+    expert_path: Path | None = None
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str | None = None

@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 from proa.chat.answer_style import choose_style, refuse_other_than_kimi
 from proa.chat.dialect import ChatPrompt, ChatTurn, Dialect, KimiDialect, TemplateDialect
 from proa.chat.kimi_prompt import kimi_style
-from proa.chat.templates import ChatTemplate, read_json, read_template_source, special_token_names
+from proa.chat.templates import ChatTemplate, read_json
 from proa.chat.tiktoken_tokenizer import TiktokenTokenizer
 from proa.chat.tokenizer import Tokenizer
+from proa.chat.tokenizer_files import TokenizerFiles
 from proa.core.errors import QueueFullError, UnavailableError
 from proa.server.errors import PromptTooLongError
 
@@ -42,11 +43,13 @@ class Frontend:
         model_path: Path,
         template_override: Path | None,
         *,
+        expert_path: Path | None = None,
         tool_call_parser: str | None = None,
         reasoning_parser: str | None = None,
     ) -> None:
         self._model_path = model_path
         self._template_override = template_override
+        self._expert_path = expert_path
         self._parsers = (tool_call_parser, reasoning_parser)
         self._executor = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="frontend")
         self._pending = 0
@@ -73,13 +76,10 @@ class Frontend:
         await asyncio.get_running_loop().run_in_executor(self._executor, self._load)
 
     def _load(self) -> None:
-        source = read_template_source(self._model_path, self._template_override)
-        special = special_token_names(self._model_path)
-        tokenizer: Tokenizer | TiktokenTokenizer
-        if (self._model_path / "tiktoken.model").exists() and not (self._model_path / "tokenizer.json").exists():
-            tokenizer = TiktokenTokenizer.load(self._model_path)
-        else:
-            tokenizer = Tokenizer.load(self._model_path, template=source or "")
+        files = TokenizerFiles(self._model_path, self._expert_path)
+        source = files.template_source(self._template_override)
+        special = files.special_tokens()
+        tokenizer = files.tokenizer(source or "")
         if isinstance(tokenizer, TiktokenTokenizer) and self._template_override is None:
             refuse_other_than_kimi(*self._parsers)
             style = kimi_style(read_json(self._model_path / "config.json"), self._model_path.name, source or "")

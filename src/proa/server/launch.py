@@ -96,6 +96,7 @@ class _ApiProcess:
         self._frontend = Frontend(
             config.model_path,
             config.chat_template,
+            expert_path=config.expert_path,
             tool_call_parser=config.tool_call_parser,
             reasoning_parser=config.reasoning_parser,
         )

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from proa.core.errors import CheckpointError
+from proa.core.names import check_tensor_name
 from proa.weights.json_file import read_json_object
 from proa.weights.quantization import Quantization, parse_quantization
 from proa.weights.read_ahead import WINDOW_BYTES, ReadAhead, ReadRange
-from proa.weights.safetensors import SafetensorsFile, check_tensor_name
+from proa.weights.safetensors import SafetensorsFile
 
 __all__ = ["INDEX_FILE", "SINGLE_FILE", "Checkpoint", "RawTensor", "language_model_name", "read_index"]
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from proa.core.errors import UnsupportedError
+from proa.gguf.types import GgmlType
 from proa.weights.bfloat16 import bf16_from_f32, f32_from_bf16
-from proa.weights.gguf_types import GgmlType
 from proa.weights.linear import RawLinear
 
 __all__ = ["NATIVE", "NativeFormat", "check_readable", "common_format", "dequantize", "first_bad_scale", "to_linear"]

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from proa.core.errors import CheckpointError, UnsupportedError
+from proa.gguf.model import GgufModel
 from proa.native import _C
 from proa.weights.expert_source import ExpertShape
-from proa.weights.gguf import GgufModel
 from proa.weights.gguf_blocks import NATIVE, check_readable, common_format, first_bad_scale, to_linear
 from proa.weights.linear import RawLinear
 from proa.weights.read_ahead import WINDOW_BYTES, ReadAhead, ReadRange

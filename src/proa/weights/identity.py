@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 
+from proa.gguf.model import GgufModel
 from proa.weights.checkpoint import INDEX_FILE, Checkpoint
 from proa.weights.expert_source import ExpertLayout
-from proa.weights.gguf import GgufModel
 from proa.weights.linear import read_linear
 from proa.weights.quantize import dequantize
 

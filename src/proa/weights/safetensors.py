@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from proa.core.errors import CheckpointError
+from proa.core.names import check_tensor_name, shortened
 from proa.weights.json_file import parse_json_object
 
-__all__ = ["NUMPY_DTYPES", "SafetensorsFile", "TensorEntry", "check_tensor_name"]
+__all__ = ["NUMPY_DTYPES", "SafetensorsFile", "TensorEntry"]
 
 MAX_HEADER_BYTES = 100_000_000
 MAX_RANK = 8
-MAX_NAME_LENGTH = 512
 
 # Types numpy lacks are viewed as unsigned integers of their width, F4 as bytes of two elements.
 NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
@@ -131,12 +131,6 @@ class SafetensorsFile:
 _REDOWNLOAD = "download the file again"
 
 
-def check_tensor_name(name: str, where: str) -> None:
-    """CheckpointError unless `name` can be printed: names end up in messages, logs and terminals."""
-    if not 0 < len(name) <= MAX_NAME_LENGTH or not name.isprintable():
-        raise CheckpointError(where, f"printable tensor names of at most {MAX_NAME_LENGTH} characters", _short(name))
-
-
 def _parse_header(mapping: mmap.mmap, where: str) -> tuple[dict[str, TensorEntry], dict[str, str]]:
     header_bytes = int.from_bytes(mapping[:8], "little")
     if header_bytes > MAX_HEADER_BYTES:
@@ -162,23 +156,23 @@ def _parse_entry(name: str, value: Any, data_begin: int, where: str) -> TensorEn
     check_tensor_name(name, where)
     where = f"{where}: {name}"
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
-        raise CheckpointError(where, "an object with dtype, shape and data_offsets", _short(value))
+        raise CheckpointError(where, "an object with dtype, shape and data_offsets", shortened(value))
     dtype = value["dtype"]
     if not isinstance(dtype, str) or dtype not in NUMPY_DTYPES:
-        raise CheckpointError(where, f"a dtype out of {', '.join(NUMPY_DTYPES)}", _short(dtype))
+        raise CheckpointError(where, f"a dtype out of {', '.join(NUMPY_DTYPES)}", shortened(dtype))
     shape = value["shape"]
     if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(_is_size(dim) for dim in shape):
-        raise CheckpointError(where, f"a shape of at most {MAX_RANK} non-negative integers", _short(shape))
+        raise CheckpointError(where, f"a shape of at most {MAX_RANK} non-negative integers", shortened(shape))
     offsets = value["data_offsets"]
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_size(offset) for offset in offsets):
-        raise CheckpointError(where, "data_offsets of two non-negative integers", _short(offsets))
+        raise CheckpointError(where, "data_offsets of two non-negative integers", shortened(offsets))
     # Python integers do not overflow, so a product of any size is compared as it is.
     nbytes = NUMPY_DTYPES[dtype].itemsize
     for dim in _stored_shape(dtype, shape, where):
         nbytes *= dim
     begin, end = offsets
     if end - begin != nbytes:
-        raise CheckpointError(where, f"{_short(nbytes)} bytes for {dtype} {shape}", f"data_offsets {offsets}")
+        raise CheckpointError(where, f"{shortened(nbytes)} bytes for {dtype} {shape}", f"data_offsets {offsets}")
     return TensorEntry(name, dtype, tuple(shape), data_begin + begin, data_begin + end)
 
 
@@ -187,7 +181,7 @@ def _stored_shape(dtype: str, shape: list[int], where: str) -> list[int]:
     if dtype != "F4":
         return shape
     if not shape or shape[-1] % 2:
-        raise CheckpointError(where, "an even last dimension for F4", _short(shape))
+        raise CheckpointError(where, "an even last dimension for F4", shortened(shape))
     return [*shape[:-1], shape[-1] // 2]
 
 
@@ -211,8 +205,3 @@ def _check_cover(entries: dict[str, TensorEntry], data_begin: int, file_bytes: i
 def _is_size(value: Any) -> bool:
     # The upper limit keeps error messages and products short; no file is larger.
     return type(value) is int and 0 <= value < 1 << 63
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:200]}..."

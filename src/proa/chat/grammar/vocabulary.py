@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from proa.chat.grammar.matcher import Vocabulary, token_table
-from proa.chat.tiktoken_tokenizer import TiktokenTokenizer
-from proa.chat.tokenizer import Tokenizer
+from proa.chat.tokenizer_files import TokenizerFiles
 from proa.core.errors import UnsupportedError
 
 __all__ = ["load_vocabulary"]
 
 
-def load_vocabulary(model_path: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> Vocabulary:
-    """Read the tokenizer of `model_path` for a model with `vocab_size` logits.
+def load_vocabulary(files: TokenizerFiles, vocab_size: int, eos_token_ids: Sequence[int]) -> Vocabulary:
+    """Read the tokenizer among `files` for a model with `vocab_size` logits.
 
     Raises:
         CheckpointError: a missing or damaged tokenizer.
         UnsupportedError: a tokenizer proa does not have, or without a token to end with.
     """
-    has_json = (model_path / "tokenizer.json").exists()
-    is_tiktoken = (model_path / "tiktoken.model").exists() and not has_json
-    tokenizer = TiktokenTokenizer.load(model_path) if is_tiktoken else Tokenizer.load(model_path)
+    tokenizer = files.tokenizer()
     special = sorted(token_id for token_id in {*eos_token_ids, *tokenizer.control_ids} if 0 <= token_id < vocab_size)
     end_id = next((token_id for token_id in eos_token_ids if token_id in special), special[0] if special else None)
     if end_id is None:

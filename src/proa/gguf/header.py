@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from proa.core.errors import CheckpointError
-from proa.weights.gguf_types import GGML_TYPES, GgmlType
-from proa.weights.safetensors import check_tensor_name
+from proa.core.names import check_tensor_name
+from proa.gguf.types import GGML_TYPES, GgmlType
 
 __all__ = ["GgufArray", "GgufEntry", "GgufHeader", "MetadataValue", "parse_header"]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from proa.core.errors import CheckpointError
-from proa.weights.gguf_header import GgufEntry, GgufHeader, MetadataValue, parse_header
-from proa.weights.gguf_types import GgmlType
+from proa.gguf.header import GgufEntry, GgufHeader, MetadataValue, parse_header
+from proa.gguf.types import GgmlType
 
 __all__ = ["GgufFile", "GgufModel", "GgufTensor"]
 

@@ -1,0 +1,1 @@
+"""GGUF files: headers, tensors and metadata, believed in nothing."""
