@@ -39,7 +39,7 @@ _MAX_ANSWER_BYTES = 64 * 1024
 class RunReports:
     """Who is told what: `ready` once requests are taken, `stalled` with a reason when a start makes no progress."""
 
-    ready: Callable[[Engine], None]
+    ready: Callable[[], None]
     stalled: Callable[[str], None]
     progress: Callable[[LoadProgress], None]
 
@@ -167,11 +167,10 @@ class EngineRun:
             for task in (asking, watching):
                 task.cancel()
             await asyncio.gather(asking, watching, return_exceptions=True)
-        assert self.engine is not None
         asking.result()
         self._enter("ready")
         self._write(f"ready after {self.progress.elapsed:.1f} s")
-        self._reports.ready(self.engine)
+        self._reports.ready()
         return True
 
     async def _keep_asking(self, port: int) -> None:

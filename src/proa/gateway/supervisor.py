@@ -189,29 +189,34 @@ class Supervisor:
 
     def _launch(self, model: ModelConfig, number: int) -> None:
         name = model.name
-        reports = RunReports(
-            ready=lambda _: self._report(self._scheduler.ready, name, number),
-            stalled=lambda reason: self._report(self._scheduler.fault, name, number, reason),
-            progress=partial(self._publish_progress, name),
+
+        def ready() -> None:
+            now = self._clock()
+            self._usual_seconds[name] = now - self._scheduler.slots[name].life.since
+            self._scheduler.ready(name, number, now)
+            self._apply()
+
+        def stalled(reason: str) -> None:
+            self._scheduler.fault(name, number, self._clock(), reason)
+            self._apply()
+
+        async def follow() -> None:
+            reason = await run.run()
+            del self._runs[name]
+            self._scheduler.ended(name, number, self._clock(), reason)
+            self._apply()
+
+        run = self._runs[name] = EngineRun(
+            model,
+            self._log(name),
+            RunReports(ready, stalled, partial(self._publish_progress, name)),
+            self._clock,
+            installing=self._installing,
+            usual_seconds=self._usual_seconds.get(name),
         )
-        usual = self._usual_seconds.get(name)
-        run = EngineRun(model, self._log(name), reports, self._clock, installing=self._installing, usual_seconds=usual)
-        self._runs[name] = run
-        task = asyncio.create_task(self._follow(run, name, number))
+        task = asyncio.create_task(follow())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    async def _follow(self, run: EngineRun, name: str, number: int) -> None:
-        reason = await run.run()
-        del self._runs[name]
-        self._report(self._scheduler.ended, name, number, reason)
-
-    def _report(self, method: Callable[..., None], name: str, number: int, *reason: str) -> None:
-        now = self._clock()
-        if method == self._scheduler.ready:
-            self._usual_seconds[name] = now - self._scheduler.slots[name].life.since
-        method(name, number, now, *reason)
-        self._apply()
 
     def _engine(self, model: str) -> Engine:
         engine = self._runs[model].engine
