@@ -72,7 +72,9 @@ def fit_experts(
         if (room - cache) // expert < _WORTHWHILE * all_experts:
             cache = max(cache, min(full, room))
     fitting = max(0, room - cache) // expert
-    return place(min(wanted, max(0, fitting - (MAX_MOVES if config.expert_updates and fitting < all_experts else 0))))
+    if config.expert_updates and fitting < all_experts:
+        fitting = max(fitting - MAX_MOVES, fitting // 2)  # each that moves needs a slot to come to
+    return place(min(wanted, fitting))
 
 
 def _cache_bytes(config: EngineConfig, model: ModelInfo, room: int, *, automatic: bool) -> int:
@@ -192,8 +194,10 @@ def _expert_notes(config: EngineConfig, placed: ExpertPlan) -> dict[str, str]:
         text += f"; {asked} asked for, more do not fit or are not there"
     notes = {"gpu_experts": text}
     if config.expert_updates:
+        together = count in (0, placed.on_gpu.size)
+        why_not = "all are in one place" if together else "RAM has no room for another expert of each layer"
         moving = f"up to {placed.moves} at a time follow the routing"
-        notes["expert_updates"] = moving if placed.moves else "none: all experts are in one place"
+        notes["expert_updates"] = moving if placed.moves else f"none move: {why_not}"
     if placed.max_deferred:
         notes["deferred_experts"] = f"up to {placed.max_deferred} of a token, in decode steps"
     return notes

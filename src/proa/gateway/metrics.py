@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from proa.gateway.proxy import Outcome
@@ -36,12 +38,7 @@ class Metrics(Collector):
             registry=registry,
             buckets=_OVERHEAD_BUCKETS,
         )
-        self._delay = Histogram(
-            "proa:gateway_chunk_delay_seconds",
-            "From the arrival of bytes of an answer until they were written to the client.",
-            registry=registry,
-            buckets=_OVERHEAD_BUCKETS,
-        )
+        self._delay = _ChunkDelays()
         self._starts = Counter("proa:gateway_engine_starts", "Engines started.", ["model"], registry=registry)
         self._failures = Counter("proa:gateway_engine_failures", "Engines that failed.", ["model"], registry=registry)
         self._load = Histogram(
@@ -82,6 +79,7 @@ class Metrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Called by the registry."""
+        yield self._delay.family()
         statuses = self._statuses()
         state = GaugeMetricFamily("proa:gateway_model_state", "1 for the state of a model.", labels=["model", "state"])
         for status in statuses:
@@ -99,6 +97,26 @@ class Metrics(Collector):
             for status in statuses:
                 family.add_metric([status.name], float(value(status)))
             yield family
+
+
+class _ChunkDelays:
+    """A histogram for one thread, without locks: there is an observation per chunk; locks were a tenth of its cost."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(_OVERHEAD_BUCKETS) + 1)
+        self._sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self._counts[bisect_left(_OVERHEAD_BUCKETS, seconds)] += 1
+        self._sum += seconds
+
+    def family(self) -> Metric:
+        bounds = [*map(str, _OVERHEAD_BUCKETS), "+Inf"]
+        buckets = list(zip(bounds, accumulate(map(float, self._counts)), strict=True))
+        text = "From the arrival of bytes of an answer until they were written to the client."
+        family = HistogramMetricFamily("proa:gateway_chunk_delay_seconds", text)
+        family.add_metric([], buckets, self._sum)
+        return family
 
 
 def _loaded(status: ModelStatus) -> float:
