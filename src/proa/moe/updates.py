@@ -36,7 +36,7 @@ class UpdateSpec:
 
 
 class ExpertUpdates:
-    """Of all MoE layers of a model. `after_step` is called when no step is on its way."""
+    """Of all MoE layers of a model. Told what was routed and polled when no step is on its way."""
 
     __slots__ = ("_average", "_layers", "_mover", "_proposed", "_spec", "num_moved", "placement")
 
