@@ -34,6 +34,7 @@ class DecodeGraphs:
     def __init__(self, model: Model, kv: KVPool, *, max_batch: int, max_blocks: int) -> None:
         assert model.is_capturable, "an expert strategy that waits for the CPU in Python"
         self._kv = kv
+        self._wake = model.wake
         device = kv.device
         rows = torch.arange(max_batch, dtype=torch.int32, device=device)
         self._batch = ForwardBatch(
@@ -68,6 +69,7 @@ class DecodeGraphs:
         static.slots[:tokens].copy_(batch.slots)
         static.block_tables[:tokens, :width].copy_(batch.block_tables)
         captured = self._captured[tokens - 1]
+        self._wake()
         captured.graph.replay()
         return captured.logits
 

@@ -244,6 +244,11 @@ class Decoder:
         self._layers[-1].attend(rows, delta, batch.positions, step)
         return self._finish(rows, batch.logit_rows, beside=beside, defers=defers)
 
+    def wake(self) -> None:
+        """Before work is queued on the device that the CPU's experts are a part of: they may be asleep."""
+        if self._hybrid is not None:
+            self._hybrid.wake()
+
     def recover(self) -> None:
         """After a forward that raised, once the device has nothing to do: the next one begins from a clean state."""
         if self._hybrid is not None:

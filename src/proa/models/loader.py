@@ -97,6 +97,9 @@ class Model(Protocol):
     ) -> Generator[float, None, torch.Tensor]:
         """`forward` layer by layer: see `Decoder.layers`."""
 
+    def wake(self) -> None:
+        """Before a captured forward is replayed: the CPU's experts may be asleep."""
+
     def recover(self) -> None:
         """After a forward that raised, once the device has nothing to do: the next one begins from a clean state."""
 

@@ -130,6 +130,10 @@ class Hybrid:
         streamed = (0, 0.0) if self._pass is None else self._pass.stream.traffic()
         return HybridTraffic(tuple(layer.decode.slots for layer in self._layers), *streamed)
 
+    def wake(self) -> None:
+        """Before a step: a worker that has slept finds what is handed to it up to 2 ms late."""
+        self._worker.resume()
+
     def settle(self) -> None:
         """After a forward that raised between two layers, once the device has nothing to do."""
         self._worker.settle()
