@@ -17,6 +17,7 @@ from proa.models import ExpertPlan, GpuBytes, ModelInfo
 from proa.moe.deferral import DeferralPlan
 
 __all__ = [
+    "KV_FRACTION",
     "buffer_share",
     "check_expert_memory",
     "fit_experts",
@@ -28,7 +29,7 @@ __all__ = [
 
 _GIB = 2**30
 # Of what weights and scratch leave: the rest is for fragments, which torch's allocator has when sizes change.
-_KV_FRACTION = 0.95
+KV_FRACTION = 0.95
 # Requests of full length that the cache is to hold before free memory is for experts.
 _FULL_REQUESTS = 4
 # A smaller part of the experts than this is not worth a shorter context.
@@ -64,7 +65,7 @@ def fit_experts(
     expert = -(-expert_bytes // all_experts)
     base = size(plan=one)
     room = _available(config, gpu, scratch_bytes(config, model, base)) - scratch_bytes(config, model, base)
-    room = int((room - RESERVE_BYTES - base.weights + expert * (1 + one.moves)) * _KV_FRACTION)
+    room = int((room - RESERVE_BYTES - base.weights + expert * (1 + one.moves)) * KV_FRACTION)
     cache, full = _cache_bytes(config, model, room, automatic=asked is None), _context_bytes(config, model)
     if asked is None and config.max_total_tokens is None:
         if room - all_experts * expert >= min(cache, full):
@@ -158,7 +159,7 @@ def plan_gpu(
         available_bytes=_available(config, gpu, scratch),
         auto_dtype=_auto_dtype(model),
         auto_block=_block(config, model),
-        fraction=_KV_FRACTION,
+        fraction=KV_FRACTION,
         memory="GPU memory",
         bound=_bound(config, gpu, scratch),
     )

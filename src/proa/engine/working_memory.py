@@ -20,7 +20,7 @@ _LIBRARY_BYTES = 96 * _MIB
 # Of a captured decode step beside its logits.
 _GRAPH_BYTES = 4 * _MIB
 # Interpreter, torch and all else: without and with CUDA and compiled Triton kernels.
-CPU_PROCESS_BYTES = 400 * _MIB
+CPU_PROCESS_BYTES = 352 * _MIB
 _GPU_PROCESS_BYTES = 1280 * _MIB
 
 

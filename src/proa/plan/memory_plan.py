@@ -10,7 +10,7 @@ from proa.core.errors import ConfigError
 from proa.device.select import Gpu
 from proa.engine.config import EngineConfig
 from proa.engine.expert_placement import place_experts, with_experts
-from proa.engine.gpu_plan import loading_bytes, plan_gpu, with_ram
+from proa.engine.gpu_plan import KV_FRACTION, loading_bytes, plan_gpu, with_ram
 from proa.engine.kv_plan import RESERVE_BYTES, plan_kv
 from proa.engine.working_memory import CPU_PROCESS_BYTES, gpu_rows, host_rows
 from proa.kvcache.pool import KVDtype, kv_bytes_per_token
@@ -24,7 +24,7 @@ MAX_CONCURRENCY = 1024
 # Prompt tokens of a forward: experts in one pass over the bus want many, experts on the CPU few.
 STREAMED_CHUNKS = (32768, 16384, 8192, 4096)
 CPU_CHUNK = 512
-_BLOCK = 16  # the engine's default
+_WHOLE_BLOCKS = 128  # tokens that are whole blocks of the cache, on a GPU and on a CPU
 # From so many tokens a pass over the bus is worth its time.
 STREAM_FROM = 2048
 
@@ -159,7 +159,6 @@ def _config(wanted: Wanted, context: int, chunk: int, *, gpu_experts: int = 0, s
         max_running_requests=wanted.concurrency,
         max_total_tokens=_kv_tokens(context, wanted.concurrency),
         kv_cache_dtype=wanted.kv_dtype,
-        block_size=_BLOCK,
         chunked_prefill_size=chunk,
         gpu_experts=gpu_experts,
         gpu_prefill_threshold=None if streams else 0,
@@ -168,7 +167,7 @@ def _config(wanted: Wanted, context: int, chunk: int, *, gpu_experts: int = 0, s
 
 def _kv_tokens(context: int, concurrency: int) -> int:
     """Tokens of the blocks that the requests fill together."""
-    return concurrency * -(-context // _BLOCK) * _BLOCK
+    return concurrency * -(-context // _WHOLE_BLOCKS) * _WHOLE_BLOCKS
 
 
 def _on_cpu(sizes: ModelSizes, machine: Machine, wanted: Wanted, context: int) -> MemoryPlan:
@@ -207,7 +206,10 @@ def _on_gpu(
         return _with_experts(sizes, machine, gpu, wanted, context, chunk, gpu_experts)
 
     def goes_in(gpu_experts: int) -> bool:
-        return sum(plan(gpu_experts).vram.values()) <= gpu.free_bytes
+        rows = plan(gpu_experts).vram
+        flexible = rows["routed experts"] + rows["KV cache"]
+        # As the engine has it, which would take fewer than it is told.
+        return flexible <= (gpu.free_bytes - sum(rows.values()) + flexible) * KV_FRACTION
 
     return plan(largest(0, sizes.info.experts.experts, goes_in) or 0)
 
