@@ -183,6 +183,7 @@ class Decoder:
         """
         beside = batch.token_ids.shape[0] <= min(MAX_STEP_TOKENS, self._workspace.max_tokens)
         assert beside or not self._stopped, "a long forward between the layers of another"
+        self.wake()
         layers = self._layers_of(batch, kv, still_wanted, beside=beside)
         while True:
             try:
