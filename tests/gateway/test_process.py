@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import pytest
 from engines import FAKE, PYTHON, is_alive, until, wait_until
 
 from proa.core import env
+from proa.gateway import keeper
 from proa.gateway.process import KeptProcess
 
 HERE = Path(__file__).parent
@@ -119,6 +121,17 @@ async def test_a_killed_keeper_takes_the_command_and_its_group_along():
     os.kill(process._keeper.pid, signal.SIGKILL)
     await process.wait()
     await until(lambda: not any(map(is_alive, members)), 5)
+
+
+def test_the_command_dies_with_its_keeper_even_when_nobody_looks():
+    ours, theirs = socket.socketpair()
+    code = "import time; print('up', flush=True); time.sleep(3600)"
+    command = [sys.executable, "-I", "-S", keeper.__file__, *PYTHON, "-c", code]
+    with ours, theirs, subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"up\n"
+        pid = int(ours.recv(32))
+        process.kill()
+        wait_until(lambda: not is_alive(pid), 5.0)
 
 
 async def test_a_start_that_is_given_up_leaves_nothing(monkeypatch):
