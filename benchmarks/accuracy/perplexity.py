@@ -24,6 +24,7 @@ from tokenizers import Tokenizer
 
 from proa.attention.batch import ForwardBatch
 from proa.convert.demo_model import ensure_demo_model
+from proa.device.cpu import CpuDevice
 from proa.kvcache.pool import KVPool
 from proa.layers.kernel_check import Activations
 from proa.layers.parameters import ParameterReader
@@ -59,18 +60,20 @@ class QuantizingReader(ParameterReader):
 
 def load(path: Path, runtime: CpuRuntime, weight_format: str | None, activations: Activations) -> Decoder:
     checkpoint = Checkpoint.open(str(path))
-    reader = QuantizingReader(checkpoint, runtime, LoadProgress(), expert_activations=activations, to=weight_format)
+    reader = QuantizingReader(
+        checkpoint, CpuDevice(runtime), LoadProgress(), expert_activations=activations, to=weight_format
+    )
     spec = decoder_spec(checkpoint_config(checkpoint))
-    return Decoder.load(reader, spec, max_tokens=CHUNK, max_positions=TOKENS)
+    return Decoder.load(reader, spec, max_tokens=CHUNK, max_positions=TOKENS, attention="cpu")
 
 
-def perplexity(model: Decoder, ids: torch.Tensor) -> float:
-    """exp of the mean negative log likelihood of tokens 1 .. of one sequence."""
+def losses(model: Decoder, ids: torch.Tensor) -> torch.Tensor:
+    """Negative log likelihood of tokens 1 .. of one sequence."""
     block_size = 16
     blocks = -(-len(ids) // block_size)
     kv = KVPool(model.layout, blocks, block_size, "float32")
     table = torch.arange(blocks, dtype=torch.int32)[None]
-    total = 0.0
+    parts = []
     for start in range(0, len(ids), CHUNK):
         tokens = ids[start : start + CHUNK]
         place = torch.arange(start, start + len(tokens), dtype=torch.int32)
@@ -79,8 +82,21 @@ def perplexity(model: Decoder, ids: torch.Tensor) -> float:
         logits = model.forward(batch, kv).double()
         following = ids[start + 1 : start + 1 + len(tokens)].long()
         picked = logits.log_softmax(dim=-1)[: len(following)].gather(1, following[:, None])
-        total -= picked.sum().item()
-    return math.exp(total / (len(ids) - 1))
+        parts.append(-picked[:, 0])
+    return torch.cat(parts)
+
+
+def compare(exact: torch.Tensor, rounded: torch.Tensor) -> dict[str, Any]:
+    """Perplexities, the change and its standard error: that of the mean of the tokens' differences."""
+    difference = rounded - exact
+    error = difference.std().item() / math.sqrt(len(difference))
+    perplexity = {"bf16": math.exp(exact.mean().item()), "int8": math.exp(rounded.mean().item())}
+    return {
+        "perplexity": perplexity,
+        "int8_change": math.expm1(difference.mean().item()),
+        "standard_error": error,
+        "largest_share": difference.abs().max().item() / len(difference),
+    }
 
 
 def fingerprint() -> dict[str, Any]:
@@ -104,13 +120,14 @@ def main() -> None:
     with CpuRuntime() as runtime:
         for weight_format in arguments.formats.split(","):
             to = None if weight_format == "bf16" else weight_format
-            found = {mode: perplexity(load(path, runtime, to, mode), ids) for mode in ACTIVATIONS}
-            change = found["int8"] / found["bf16"] - 1
-            line = {"format": weight_format, "tokens": TOKENS, "perplexity": found, "int8_change": change}
-            record = {**fingerprint(), **line}
+            exact, rounded = (losses(load(path, runtime, to, mode), ids) for mode in ACTIVATIONS)
+            found = compare(exact, rounded)
+            record = {**fingerprint(), "format": weight_format, "tokens": TOKENS, **found}
             with arguments.jsonl.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
-            print(f"{weight_format:14} float {found['bf16']:.4f}  int8 {found['int8']:.4f}  {change:+.3%}")
+            values, change, error = found["perplexity"], found["int8_change"], found["standard_error"]
+            before_after = f"float {values['bf16']:.4f}  int8 {values['int8']:.4f}"
+            print(f"{weight_format:14} {before_after}  {change:+.3%} +- {error:.3%}")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,9 @@ constexpr int64_t kResultBytes = 8 << 20;
 // Quantizing or copying less than this is done by the caller: a fork would take longer.
 constexpr int64_t kForkFloats = 64 * 1024;
 
+// Pairs per thread from which a fork to quantize down's input pays.
+constexpr int64_t kManyPairs = 16;
+
 constexpr auto kFloatBytes = static_cast<int64_t>(sizeof(float));
 
 constexpr int64_t padded(int64_t bytes) noexcept { return ceil_div(bytes, 64) * 64; }
@@ -123,12 +126,17 @@ void ExpertLayer::forward(const Batch& batch) noexcept {
     const gemm::ActRows x = prepare_input(scratch, batch);
     gather_input(scratch, x);
     run_gate_up(scratch, x);
+    if (quantizes_rows_ && has_many_pairs(scratch)) quantize_many(scratch);
   }
   run_down(scratch, batch);
   bytes_read_.fetch_add(static_cast<int64_t>(scratch.groups.active().size()) * weights_.expert_bytes(),
                         std::memory_order_relaxed);
   const auto elapsed = std::chrono::nanoseconds(std::chrono::steady_clock::now() - start);
   nanoseconds_.fetch_add(elapsed.count(), std::memory_order_relaxed);
+}
+
+bool ExpertLayer::has_many_pairs(const Lease& scratch) const noexcept {
+  return scratch.groups.active().back().end >= kManyPairs * scratch.pool.num_threads();
 }
 
 void ExpertLayer::quantize_row(const gemm::Kernel& kernel, const float* x, int64_t columns, float budget,
@@ -217,20 +225,31 @@ void ExpertLayer::gate_up_item(const Lease& scratch, int node, const GateUpItem&
     if (quantizes_pieces_)
       config_.down_kernel->quantize(product, row, item.rows, config_.intermediate, gemm::kAllFine, dst);
   }
-  if (quantizes_rows_) quantize_finished(scratch, item);
+  if (quantizes_rows_ && !has_many_pairs(scratch)) quantize_finished(scratch, item);
 }
 
-// Whoever adds the last rows of a block of tokens quantizes it. Blocks are the same on every node.
-void ExpertLayer::quantize_finished(const Lease& scratch, const GateUpItem& item) const noexcept {
-  const int64_t columns = config_.intermediate;
-  std::atomic<int64_t>& done = scratch.rows_done[item.begin];
-  if (done.fetch_add(item.rows, std::memory_order_acq_rel) + item.rows < columns) return;
-  done.store(0, std::memory_order_relaxed);
+// Down's input of positions [begin, end).
+void ExpertLayer::quantize_products(const Lease& scratch, int64_t begin, int64_t end) const noexcept {
   const gemm::Kernel& kernel = *config_.down_kernel;
   const float budget = gemm::act_budget(kernel).product;
-  for (int64_t position = item.begin; position < item.begin + item.tokens; ++position)
-    quantize_row(kernel, scratch.products + position * columns, columns, budget,
+  for (int64_t position = begin; position < end; ++position)
+    quantize_row(kernel, scratch.products + position * config_.intermediate, config_.intermediate, budget,
                  scratch.intermediate + position * intermediate_row_bytes_);
+}
+
+// Whoever adds the last rows of a block of few tokens quantizes it. Blocks are the same on every node.
+void ExpertLayer::quantize_finished(const Lease& scratch, const GateUpItem& item) const noexcept {
+  std::atomic<int64_t>& done = scratch.rows_done[item.begin];
+  if (done.fetch_add(item.rows, std::memory_order_acq_rel) + item.rows < config_.intermediate) return;
+  done.store(0, std::memory_order_relaxed);
+  quantize_products(scratch, item.begin, item.begin + item.tokens);
+}
+
+// Many tokens of an expert would be late if one thread did them all.
+void ExpertLayer::quantize_many(const Lease& scratch) const noexcept {
+  const int64_t pairs = scratch.groups.active().back().end;
+  scratch.pool.parallel_for(
+      pairs, 4, [&](int64_t begin, int64_t end, int) noexcept { quantize_products(scratch, begin, end); });
 }
 
 // Few tokens: several tiles per thread, so that one that is late can be made up for. Many: every tile reads

@@ -35,7 +35,8 @@ struct ExpertBiases {
   const float* down = nullptr;  // [hidden]
 };
 
-// A forward is two fork/joins: gate + up + activation, then down with the sum over slots. Threads work on the
+// A forward is two fork/joins: gate + up + activation, then down with the sum over slots; with many tokens of
+// int8 activations one between them quantizes. Threads work on the
 // rows that their NUMA node owns. Every result row has the same bits whatever the batch, the order of its
 // tokens and the number of threads and nodes.
 class ExpertLayer {
@@ -115,6 +116,9 @@ class ExpertLayer {
   void gather_input(const Lease& scratch, const gemm::ActRows& x) const noexcept;
   void run_gate_up(const Lease& scratch, const gemm::ActRows& x) const noexcept;
   void gate_up_item(const Lease& scratch, int node, const GateUpItem& item, gemm::ActRows x) const noexcept;
+  bool has_many_pairs(const Lease& scratch) const noexcept;
+  void quantize_products(const Lease& scratch, int64_t begin, int64_t end) const noexcept;
+  void quantize_many(const Lease& scratch) const noexcept;
   void quantize_finished(const Lease& scratch, const GateUpItem& item) const noexcept;
   int64_t down_tile_rows(int node, int64_t pairs, int64_t experts) const noexcept;
   void run_down(const Lease& scratch, const Batch& batch) const noexcept;
@@ -126,7 +130,7 @@ class ExpertLayer {
   int64_t row_step_;  // slices and tiles of the intermediate end at multiples of it
   ExpertWeights weights_;
   int64_t input_row_bytes_ = 0;  // 0: x is read as it is
-  // Down's input: as a whole row, by whoever finishes it, or piece by piece.
+  // Down's input: as whole rows, or piece by piece.
   bool quantizes_rows_ = false, quantizes_pieces_ = false;
   int64_t intermediate_row_bytes_ = 0;  // of one pair
   ScratchSize scratch_size_;

@@ -40,8 +40,8 @@ inline constexpr int64_t kMaxGatheredBytes = int64_t{256} << 20;
 //   + 4 P * intermediate                                              int8 only: its floats
 //   + max(128 n P, min(8 MiB * n, 4 P * min(256 n, hidden + 32 n)))   results of down tiles
 //   + min(256 MiB, 2 P * hidden)                                      bf16 tiles only: gathered x
-// bytes: 50 MB for the experts of Kimi K2 (hidden 7168, intermediate 2048, top-8, int4) at 528 tokens and 8
-// threads, 137 MB with 32 threads or more; 120 MB in bf16 on AMX with 8.
+// bytes: 85 MB for the experts of Kimi K2 (hidden 7168, intermediate 2048, top-8, int4) at 528 tokens and 8
+// threads, 172 MB with 32 threads or more; 120 MB in bf16 on AMX with 8.
 class ExpertWorkspace {
  public:
   // `pool` must outlive the workspace. No batch may have more than max_tokens tokens.

@@ -1,10 +1,9 @@
 // int8 tiles for the grouped formats whose groups of 32 columns have one scale and no minimum. Up to
 // kFewTokens and everywhere else the avx512 cells do; they have the same bits.
 //
-// Few groups have a high plane (act_budget.h). Where few of 16 tokens have one in a chunk of columns, vectors
-// add its products to those of a tile. Otherwise it goes where half a tile is empty with 32 columns: rows q |
-// high of the activations times w | 8 * w of the weights are q * w + 8 * high * w. Where 8 * w is no int8,
-// the high plane is a product of its own.
+// Half a tile is empty with 32 columns, so 16 tokens of which one has a high plane (act_budget.h) put it
+// there: rows q | high of the activations times w | 8 * w of the weights are q * w + 8 * high * w. Where 8 *
+// w is no int8, the high plane is a product of its own.
 #include <immintrin.h>
 
 #include <algorithm>
@@ -17,12 +16,13 @@
 #include "gemm/amx/tile.h"
 #include "gemm/grouped_cells.h"
 #include "gemm/grouped_panels.h"
+#include "gemm/grouped_tokens.h"
 #include "gemm/panel.h"
 #include "gemm/quantized_act.h"
 #include "gemm/registry.h"
 
 #pragma GCC push_options
-#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 
@@ -33,6 +33,7 @@ namespace {
 #include "gemm/avx512/vec.h"
 // For packed groups as vectors; the loops over few tokens are those of the avx512 cells.
 constexpr int kTokenCounts[] = {1};
+constexpr int kBlockTokens = 1;
 
 #include "gemm/avx512/grouped-inl.h"
 
@@ -51,14 +52,12 @@ constexpr int64_t kWeightBytes = kQuadRows * kTileRowBytes;  // of a group
 // Of rows that were brought together, high plane included: see gemm/row_stride.h.
 constexpr int64_t kCopiedRowBytes = spread_row_bytes(2 * kChunkColumns);
 constexpr int64_t kTileFloats = kTileRows * kPanelRows;
-// High planes in a chunk of 16 tokens that vectors still add faster than tiles do: one for each group.
-constexpr int64_t kFewHigh = kChunkGroups;
 
 constexpr int kSumTile = 0, kActTile = 1, kWeightTile = 2;
 constexpr int kPairActTile = 3, kPairWeightTile = 4;  // of two planes
 constexpr int kHighSumTile = 5;
 
-// What the tiles of 16 tokens hold: one plane, or two, whose products go to one sum or to two.
+// What the activations of 16 tokens are: one plane, or two, whose products go to one sum or to two.
 enum Planes : uint8_t { kOne, kJoined, kApart };
 
 // Largest |w|.
@@ -77,25 +76,11 @@ struct WeightChunk {
   int64_t group_bytes;  // 2 * kWeightBytes with 8 * w behind w
 };
 
-// A group of one token that has a high plane beside a tile of one.
-struct HighGroup {
-  const int8_t* high;
-  int32_t token;   // of 16
-  int32_t offset;  // -128 * the sum of the plane: weights come as w + 128
-};
-
-// Those of a chunk of 16 tokens: of group g, [begin[g], begin[g + 1]).
-struct HighGroups {
-  uint8_t begin[kChunkGroups + 1];
-  HighGroup list[kFewHigh];
-};
-
 struct Scratch {
   WeightChunk weights;
   alignas(64) int32_t dots[2][2][kTileFloats];  // of two groups, in turn: q, high
   alignas(64) float act_scale[kBlocksPerPass][kTileRows][kChunkGroups];
   alignas(64) std::byte acts[kTokensPerPass][kCopiedRowBytes];
-  HighGroups high[kBlocksPerPass];
 };
 
 // A chunk of the columns of all tokens of a pass.
@@ -131,49 +116,28 @@ void join_planes(const QuantizedRow& row, const Chunk& chunk, uint32_t fine, std
   }
 }
 
-// Lists the high planes that stand beside tiles of one plane.
-void list_high(const QuantizedRow (&rows)[kTileRows], const uint32_t (&fine)[kTileRows], int64_t count,
-               const Chunk& chunk, HighGroups& high) noexcept {
-  uint8_t n = 0;
-  for (int64_t g = 0; g < chunk.groups; ++g) {
-    high.begin[g] = n;
-    for (int64_t m = 0; m < count; ++m) {
-      if ((fine[m] >> g & 1) == 0) continue;
-      const int8_t* plane = rows[m].high + (chunk.first_group + g) * kGroup;
-      int32_t sum = 0;
-      for (int64_t c = 0; c < kGroup; ++c) sum += plane[c];
-      high.list[n++] = {plane, static_cast<int32_t>(m), -128 * sum};
-    }
-  }
-  high.begin[chunk.groups] = n;
-}
-
 // The tokens of block `block`. Rows of one plane, at one distance, are read where they are, others are
 // brought together; scales always are.
 template <class F>
 ActBlock act_block(const GemmArgs& args, const Chunk& chunk, int64_t block, Scratch& scratch) noexcept {
   const int64_t first = block * kTileRows, count = std::min(kTileRows, chunk.num_tokens - first);
   QuantizedRow rows[kTileRows];
-  uint32_t fine[kTileRows] = {};
-  int64_t high = 0;
+  uint32_t fine[kTileRows], any = 0;
   for (int64_t m = 0; m < count; ++m) {
     rows[m] = quantized_row<F>(args.x.row(chunk.first_token + first + m), args.shape.in_features);
     std::memcpy(scratch.act_scale[block][m], rows[m].scale + chunk.first_group,
                 static_cast<size_t>(chunk.groups) * sizeof(float));
-    fine[m] = fine_groups(rows[m], chunk);
-    high += std::popcount(fine[m]);
+    any |= fine[m] = fine_groups(rows[m], chunk);
   }
   const int64_t column = chunk.first_group * kGroup;
-  const Planes planes = high > kFewHigh ? kTwo<F> : kOne;
-  if (planes == kOne) list_high(rows, fine, count, chunk, scratch.high[block]);
-  if (planes == kOne && args.x.index == nullptr)
-    return {reinterpret_cast<const std::byte*>(rows[0].q) + column, args.x.stride_bytes, planes};
+  if (any == 0 && args.x.index == nullptr)
+    return {reinterpret_cast<const std::byte*>(rows[0].q) + column, args.x.stride_bytes, kOne};
   for (int64_t m = 0; m < count; ++m)
-    if (planes == kOne)
-      std::memcpy(scratch.acts[first + m], rows[m].q + column, static_cast<size_t>(chunk.groups * kGroup));
-    else
+    if (any != 0)
       join_planes(rows[m], chunk, fine[m], scratch.acts[first + m]);
-  return {scratch.acts[first], kCopiedRowBytes, planes};
+    else
+      std::memcpy(scratch.acts[first + m], rows[m].q + column, static_cast<size_t>(chunk.groups * kGroup));
+  return {scratch.acts[first], kCopiedRowBytes, any != 0 ? kTwo<F> : kOne};
 }
 
 // The codes of a group as a tile of w, and 8 * w behind it.
@@ -216,7 +180,6 @@ const std::byte* unpack(const std::byte* super, int64_t groups, WeightChunk& chu
 struct Operands {
   ActBlock acts;
   const float* act_scale;
-  const HighGroups* high;
   int64_t groups;
   const std::byte* ahead;
 };
@@ -259,35 +222,6 @@ inline void multiply_group(const Operands& x, int64_t g, const WeightChunk& weig
   }
 }
 
-// Adds what stands beside the tile of group g to its dot products.
-inline void add_high(const HighGroups& high, int64_t g, const std::byte* weight,
-                     int32_t (&dots)[kTileFloats]) noexcept {
-  const __m512i flip = _mm512_set1_epi8(static_cast<char>(0x80));  // w + 128 as u8
-  for (int i = high.begin[g]; i < high.begin[g + 1]; ++i) {
-    const HighGroup& one = high.list[i];
-    __m512i sums[2] = {_mm512_set1_epi32(one.offset), _mm512_setzero_si512()};
-#pragma GCC unroll 8
-    for (int j = 0; j < 8; ++j) {
-      int32_t quad;
-      std::memcpy(&quad, one.high + 4 * j, 4);
-      const __m512i u = _mm512_xor_si512(_mm512_load_si512(weight + kTileRowBytes * j), flip);
-      sums[j % 2] = _mm512_dpbusd_epi32(sums[j % 2], u, _mm512_set1_epi32(quad));
-    }
-    int32_t* dot = dots + kPanelRows * one.token;
-    const __m512i sum = _mm512_slli_epi32(_mm512_add_epi32(sums[0], sums[1]), kHighShift);
-    _mm512_store_si512(dot, _mm512_add_epi32(_mm512_load_si512(dot), sum));
-  }
-}
-
-// What is left of group g once its dot products are in memory.
-template <int M, Planes kPlanes>
-inline void finish_group(const Operands& x, int64_t g, Scratch& scratch, Vec (&total)[M]) noexcept {
-  const WeightChunk& weights = scratch.weights;
-  if constexpr (kPlanes == kOne)
-    add_high(*x.high, g, weights.q + g * weights.group_bytes, scratch.dots[g % 2][0]);
-  add_group<M, kPlanes>(scratch.dots[g % 2], weights.scale[g], x.act_scale + g, total);
-}
-
 // M tokens; the first chunk of columns starts the totals at `out`. The dot products of a group are stored
 // while those of the group before are scaled: larger batches were slower.
 template <Planes kPlanes, int M>
@@ -300,11 +234,13 @@ void multiply_block(const Operands& x, bool first, float* out, int64_t out_strid
   for (int64_t g = 0; g < x.groups; ++g) {
     multiply_group<kPlanes>(x, g, weights);
     _mm_prefetch(reinterpret_cast<const char*>(x.ahead + 64 * g), _MM_HINT_T1);
-    if (g > 0) finish_group<M, kPlanes>(x, g - 1, scratch, total);
+    if (g > 0)
+      add_group<M, kPlanes>(scratch.dots[(g - 1) % 2], weights.scale[g - 1], x.act_scale + g - 1, total);
     tile_store<kSumTile>(scratch.dots[g % 2][0], kTileRowBytes);
     if constexpr (kPlanes == kApart) tile_store<kHighSumTile>(scratch.dots[g % 2][1], kTileRowBytes);
   }
-  finish_group<M, kPlanes>(x, x.groups - 1, scratch, total);
+  const int64_t last = x.groups - 1;
+  add_group<M, kPlanes>(scratch.dots[last % 2], weights.scale[last], x.act_scale + last, total);
 #pragma GCC unroll 16
   for (int m = 0; m < M; ++m) total[m].store_first(out + m * out_stride, lanes);
 }
@@ -340,7 +276,7 @@ void multiply_panel_chunk(const GemmArgs& args, const Chunk& chunk, int64_t pane
   for (int64_t m = 0; m < chunk.num_tokens; m += kTileRows) {
     const int64_t tokens = std::min(kTileRows, chunk.num_tokens - m), block = m / kTileRows;
     if (block == 0 || tokens < kTileRows) configure(tokens);
-    const Operands x{acts[block], scratch.act_scale[block][0], &scratch.high[block], chunk.groups,
+    const Operands x{acts[block], scratch.act_scale[block][0], chunk.groups,
                      next + 64 * block * chunk.groups};
     kBlockFns[x.acts.planes][static_cast<size_t>(tokens - 1)](
         x, chunk.first_group == 0, out + m * args.out_stride, args.out_stride, lanes, scratch);

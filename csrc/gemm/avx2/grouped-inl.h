@@ -5,7 +5,8 @@
 
 using format::kGroup;
 
-constexpr int kTokenCounts[] = {1, 2, 3, 4};
+constexpr int kTokenCounts[] = {1, 2, 3};
+constexpr int kBlockTokens = 4;
 constexpr int streams_of(int tokens) noexcept { return tokens <= 2 ? 2 : 1; }
 constexpr int64_t kPrefetchBytes = 4096;
 
@@ -85,37 +86,35 @@ inline void sum_halves(const float* x, float (&halves)[2]) noexcept {
   }
 }
 
-// Group `i` of a super-block, group `g` of the row: what its columns add to the totals of 8 rows.
-template <class F, int M>
-inline void multiply_group(const __m256i (&quads)[8], const SuperScales<F>& scales, int64_t i, int64_t g,
-                           const QuantizedRow* x, __m256 (&total)[M]) noexcept {
+// Group `i` of a super-block, group x of the tokens: what its columns add to the totals of 8 rows.
+template <class F, int M, class Tokens>
+inline void multiply_group(const __m256i (&quads)[8], const SuperScales<F>& scales, int64_t i,
+                           const typename Tokens::Group& x, __m256 (&total)[M]) noexcept {
   constexpr int kHalves = format::GroupedLayout<F>::kHalves, kQuads = 8 / kHalves;
-  const int64_t at = g * kGroup;
 #pragma GCC unroll 2
   for (int h = 0; h < kHalves; ++h) {
     const __m256 scale = scales.scale(i * kGroup + h * 16);
 #pragma GCC unroll 4
     for (int m = 0; m < M; ++m) {
-      const __m256i start =
-          F::kMinimum ? _mm256_setzero_si256() : _mm256_set1_epi32(x[m].offset[g * kHalves + h]);
-      __m256i dot = dot_quads<F>(start, quads, kQuads * h, kQuads, x[m].q + at);
-      if (x[m].fine[g]) {
-        const __m256i high = dot_quads<F>(_mm256_setzero_si256(), quads, kQuads * h, kQuads, x[m].high + at);
+      const __m256i start = F::kMinimum ? _mm256_setzero_si256() : _mm256_set1_epi32(x.offset(m, h));
+      __m256i dot = dot_quads<F>(start, quads, kQuads * h, kQuads, x.q(m));
+      if (x.fine(m)) {
+        const __m256i high = dot_quads<F>(_mm256_setzero_si256(), quads, kQuads * h, kQuads, x.high(m));
         dot = _mm256_add_epi32(dot, _mm256_slli_epi32(high, kHighShift));
       }
-      const __m256 factor = _mm256_mul_ps(scale, _mm256_set1_ps(x[m].scale[g]));
+      const __m256 factor = _mm256_mul_ps(scale, _mm256_set1_ps(x.scale(m)));
       total[m] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), factor, total[m]);
       if constexpr (F::kMinimum) {
-        total[m] = _mm256_fmadd_ps(scales.minimum(i * kGroup + h * 16),
-                                   _mm256_set1_ps(x[m].sum[g * kHalves + h]), total[m]);
-        total[m] = _mm256_fmadd_ps(scale, _mm256_set1_ps(x[m].rest[g * kHalves + h]), total[m]);
+        total[m] =
+            _mm256_fmadd_ps(scales.minimum(i * kGroup + h * 16), _mm256_set1_ps(x.sum(m, h)), total[m]);
+        total[m] = _mm256_fmadd_ps(scale, _mm256_set1_ps(x.rest(m, h)), total[m]);
       }
     }
   }
 }
 
-template <class F, int M, int P>
-void multiply_panels(const Panels& panels, const QuantizedRow* x, float* out, int64_t out_stride) noexcept {
+template <class F, int M, int P, class Tokens>
+void multiply_panels(const Panels& panels, const Tokens& x, float* out, int64_t out_stride) noexcept {
   using Layout = format::GroupedLayout<F>;
   const int64_t all_groups = panels.in_features / kGroup;
   __m256 total[P][2][M];
@@ -139,7 +138,7 @@ void multiply_panels(const Panels& panels, const QuantizedRow* x, float* out, in
         for (int half = 0; half < 2; ++half) {
           __m256i quads[8];
           load_quads<F>(super + p * panels.stride + i * Layout::kGroupBytes, half, quads);
-          multiply_group<F, M>(quads, scales[p][half], i, g + i, x, total[p][half]);
+          multiply_group<F, M, Tokens>(quads, scales[p][half], i, x.group(g + i), total[p][half]);
         }
       }
     }

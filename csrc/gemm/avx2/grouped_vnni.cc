@@ -8,6 +8,7 @@
 
 #include "gemm/grouped_cells.h"
 #include "gemm/grouped_panels.h"
+#include "gemm/grouped_tokens.h"
 #include "gemm/panel.h"
 #include "gemm/quantized_act.h"
 #include "gemm/registry.h"

@@ -62,12 +62,11 @@ inline void sum_halves(const float* x, float (&halves)[2]) noexcept {
   for (int h = 0; h < 2; ++h) halves[h] = sum_16(_mm512_loadu_ps(x + 16 * h));
 }
 
-// Group `i` of a super-block, group `g` of the row: what its columns add to the totals.
-template <class F, int M>
-inline void multiply_group(const __m512i (&quads)[8], const SuperScales<F>& scales, int64_t i, int64_t g,
-                           const QuantizedRow* x, Vec (&total)[M]) noexcept {
+// Group `i` of a super-block, group x of the tokens: what its columns add to the totals.
+template <class F, int M, class Tokens>
+inline void multiply_group(const __m512i (&quads)[8], const SuperScales<F>& scales, int64_t i,
+                           const typename Tokens::Group& x, Vec (&total)[M]) noexcept {
   constexpr int kHalves = format::GroupedLayout<F>::kHalves, kQuads = 8 / kHalves;
-  const int64_t at = g * kGroup;
   __m512 scale[kHalves], minimum[kHalves];
 #pragma GCC unroll 2
   for (int h = 0; h < kHalves; ++h) {
@@ -78,25 +77,24 @@ inline void multiply_group(const __m512i (&quads)[8], const SuperScales<F>& scal
   for (int m = 0; m < M; ++m) {
 #pragma GCC unroll 2
     for (int h = 0; h < kHalves; ++h) {
-      const __m512i start =
-          F::kMinimum ? _mm512_setzero_si512() : _mm512_set1_epi32(x[m].offset[g * kHalves + h]);
-      __m512i dot = dot_quads<F>(start, quads, kQuads * h, kQuads, x[m].q + at);
-      if (x[m].fine[g]) {
-        const __m512i high = dot_quads<F>(_mm512_setzero_si512(), quads, kQuads * h, kQuads, x[m].high + at);
+      const __m512i start = F::kMinimum ? _mm512_setzero_si512() : _mm512_set1_epi32(x.offset(m, h));
+      __m512i dot = dot_quads<F>(start, quads, kQuads * h, kQuads, x.q(m));
+      if (x.fine(m)) {
+        const __m512i high = dot_quads<F>(_mm512_setzero_si512(), quads, kQuads * h, kQuads, x.high(m));
         dot = _mm512_add_epi32(dot, _mm512_slli_epi32(high, kHighShift));
       }
-      const __m512 factor = _mm512_mul_ps(scale[h], _mm512_set1_ps(x[m].scale[g]));
+      const __m512 factor = _mm512_mul_ps(scale[h], _mm512_set1_ps(x.scale(m)));
       total[m].v = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), factor, total[m].v);
       if constexpr (F::kMinimum) {
-        total[m].v = _mm512_fmadd_ps(minimum[h], _mm512_set1_ps(x[m].sum[g * kHalves + h]), total[m].v);
-        total[m].v = _mm512_fmadd_ps(scale[h], _mm512_set1_ps(x[m].rest[g * kHalves + h]), total[m].v);
+        total[m].v = _mm512_fmadd_ps(minimum[h], _mm512_set1_ps(x.sum(m, h)), total[m].v);
+        total[m].v = _mm512_fmadd_ps(scale[h], _mm512_set1_ps(x.rest(m, h)), total[m].v);
       }
     }
   }
 }
 
-template <class F, int M, int P>
-void multiply_panels(const Panels& panels, const QuantizedRow* x, float* out, int64_t out_stride) noexcept {
+template <class F, int M, int P, class Tokens>
+void multiply_panels(const Panels& panels, const Tokens& x, float* out, int64_t out_stride) noexcept {
   using Layout = format::GroupedLayout<F>;
   const int64_t all_groups = panels.in_features / kGroup;
   Vec total[P][M];
@@ -119,7 +117,7 @@ void multiply_panels(const Panels& panels, const QuantizedRow* x, float* out, in
         prefetch_group<F>(ahead + p * panels.stride, i, groups);
         __m512i quads[8];
         load_quads<F>(super + p * panels.stride + i * Layout::kGroupBytes, quads);
-        multiply_group<F, M>(quads, scales[p], i, group, x, total[p]);
+        multiply_group<F, M, Tokens>(quads, scales[p], i, x.group(group), total[p]);
       }
     }
     at += Layout::super_bytes(groups);

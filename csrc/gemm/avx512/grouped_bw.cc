@@ -9,6 +9,7 @@
 
 #include "gemm/grouped_cells.h"
 #include "gemm/grouped_panels.h"
+#include "gemm/grouped_tokens.h"
 #include "gemm/panel.h"
 #include "gemm/quantized_act.h"
 #include "gemm/registry.h"
@@ -24,7 +25,8 @@ namespace {
 
 #include "gemm/avx512/vec.h"
 
-constexpr int kTokenCounts[] = {1, 2, 3, 4, 6, 8, 12};
+constexpr int kTokenCounts[] = {1, 2, 3, 4, 6, 8};
+constexpr int kBlockTokens = 12;
 
 struct Bytes {
   using Reg = __m512i;

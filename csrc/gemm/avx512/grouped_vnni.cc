@@ -8,6 +8,7 @@
 
 #include "gemm/grouped_cells.h"
 #include "gemm/grouped_panels.h"
+#include "gemm/grouped_tokens.h"
 #include "gemm/panel.h"
 #include "gemm/quantized_act.h"
 #include "gemm/registry.h"
@@ -24,7 +25,8 @@ namespace {
 #include "gemm/avx512/vec.h"
 
 // At 16: the totals, 8 quads, the scale and temporaries of the 32 registers.
-constexpr int kTokenCounts[] = {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16};
+constexpr int kTokenCounts[] = {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14};
+constexpr int kBlockTokens = 16;
 
 template <class F>
 inline __m512i dot_quads(__m512i dot, const __m512i (&quads)[8], int first, int count,
