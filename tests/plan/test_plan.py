@@ -12,6 +12,7 @@ from tests.plan.models import KIMI_K2
 
 from proa.cli.flags import FLAGS
 from proa.core.errors import ConfigError
+from proa.engine.pass_plan import solve_pass
 from proa.plan.advice import cheapest_ways
 from proa.plan.declared import declared_checkpoint
 from proa.plan.estimate import DECODE_SHARE, estimate_decode, estimate_prefill
@@ -61,6 +62,22 @@ def test_free_gpu_memory_is_for_experts():
         assert 0.05 * flexible <= left < (flexible + one_more) / 0.95 - flexible
     everything = plan_memory(KIMI, workstation(64, 800), Wanted(8192))
     assert everything.gpu_experts == 384 and everything.ram["routed experts"] == 0
+
+
+@pytest.mark.parametrize(("vram", "context", "concurrency"), [(32, 8192, 1), (48, 32768, 8), (96, 131072, 4)])
+def test_an_engine_does_what_was_planned_for_it(vram, context, concurrency):
+    """Row for row, on a GPU of that size."""
+    machine = workstation(768, vram)
+    plan = plan_memory(KIMI, machine, Wanted(context, concurrency))
+    config = plan.engine_config("x")
+    done = solve_pass(
+        config, machine.gpu, KIMI.info, KIMI.gpu_trunk, expert_bytes=KIMI.expert_bytes, ram_bytes=machine.ram_bytes
+    )
+    assert done.placed.on_gpu.sum() == plan.gpu_experts * KIMI.info.experts.layers
+    assert done.kv.num_tokens * plan.kv_token_bytes == plan.vram["KV cache"]
+    assert done.kv.max_model_len == context and done.config.chunked_prefill_size == plan.chunk
+    for name, size in plan.vram.items():
+        assert f"{name} {size / GIB:.2f}" in done.notes["gpu_memory"] or not size
 
 
 def test_experts_on_the_gpu_may_be_what_makes_the_rest_fit():
