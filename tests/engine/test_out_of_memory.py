@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+from collections.abc import Generator
 
 import psutil
 import pytest
@@ -11,6 +12,7 @@ import torch
 from fake_model import HELD_BYTES, NO_GPU_MEMORY, NO_RAM, greedy
 from harness import fake_engine
 
+from proa.attention.batch import ForwardBatch
 from proa.engine.step_failure import StepFailure
 
 
@@ -123,3 +125,21 @@ def test_a_device_that_is_lost_ends_the_engine() -> None:
     harness.submit("r", [*prompt(1, 5), NO_GPU_MEMORY], max_tokens=3)
     with pytest.raises(RuntimeError, match="unspecified launch failure"):
         harness.step()
+
+
+def test_an_expert_that_was_looked_for_in_vain_fails_its_request() -> None:
+    """Its slots are missing from a sum: no token of that step can be trusted."""
+    harness = fake_engine(chunked_prefill_size=200)
+    layers = harness.model.layers
+
+    def faulty_layers(batch: ForwardBatch, *arguments: object) -> Generator[float, None, torch.Tensor]:
+        harness.model.expert_faults += bool((batch.token_ids == 77).any())
+        return (yield from layers(batch, *arguments))
+
+    harness.model.layers = faulty_layers
+    harness.submit("good", [30, 31, 32], max_tokens=5)
+    harness.submit("bad", [30, 77, 32], max_tokens=5)
+    harness.run()
+    assert harness.results["good"].tokens == greedy([30, 31, 32], 5)
+    assert "expected ids of experts that are in RAM, got 1 others" in harness.results["bad"].error
+    assert harness.engine.stats().out_of_memory == 0
