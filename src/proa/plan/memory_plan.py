@@ -85,18 +85,9 @@ class MemoryPlan:
 
     def engine_config(self, model_path: str) -> EngineConfig:
         """What an engine is started with to do what is planned here."""
-        return EngineConfig(
-            model_path=model_path,
-            to_engine="",
-            from_engine="",
-            context_length=self.context,
-            max_running_requests=self.concurrency,
-            max_total_tokens=_kv_tokens(self.context, self.concurrency),
-            kv_cache_dtype=self.kv_dtype,
-            chunked_prefill_size=self.chunk,
-            device="cuda" if self.uses_gpu else "cpu",
-            gpu_experts=self.gpu_experts if self.uses_gpu else None,
-            gpu_prefill_threshold=None if self.streams else 0,
+        wanted = Wanted(self.context, self.concurrency, self.kv_dtype, self.uses_gpu)
+        return _config(
+            wanted, self.context, self.chunk, gpu_experts=self.gpu_experts, streams=self.streams, model_path=model_path
         )
 
     @property
@@ -150,9 +141,11 @@ def largest(low: int, high: int, fits: Callable[[int], bool]) -> int | None:
     return low
 
 
-def _config(wanted: Wanted, context: int, chunk: int, *, gpu_experts: int = 0, streams: bool = False) -> EngineConfig:
+def _config(
+    wanted: Wanted, context: int, chunk: int, *, gpu_experts: int = 0, streams: bool = False, model_path: str = ""
+) -> EngineConfig:
     return EngineConfig(
-        model_path="",
+        model_path=model_path,
         to_engine="",
         from_engine="",
         context_length=context,
@@ -160,6 +153,7 @@ def _config(wanted: Wanted, context: int, chunk: int, *, gpu_experts: int = 0, s
         max_total_tokens=_kv_tokens(context, wanted.concurrency),
         kv_cache_dtype=wanted.kv_dtype,
         chunked_prefill_size=chunk,
+        device="cuda" if wanted.use_gpu else "cpu",
         gpu_experts=gpu_experts,
         gpu_prefill_threshold=None if streams else 0,
     )
