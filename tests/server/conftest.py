@@ -9,6 +9,7 @@ import pytest
 
 # Test modules are imported by path (importmode=importlib); the helpers beside them need this.
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "chat"))  # case_writers
 import tiny_tokenizer
 from server_process import ServerProcess
 

@@ -19,6 +19,7 @@ import torch
 from proa.attention.batch import ForwardBatch, StillWanted
 from proa.chat.grammar.vocabulary import load_vocabulary
 from proa.chat.tiktoken_tokenizer import TiktokenTokenizer
+from proa.chat.tokenizer_files import TokenizerFiles
 from proa.engine.build import LoadedModel, Report
 from proa.engine.config import EngineConfig
 from proa.engine.kv_plan import plan_kv
@@ -28,6 +29,8 @@ from proa.kvcache.pool import KVPool
 from proa.moe.traffic import ExpertTraffic
 
 LAYOUT = KVLayout(num_layers=1, num_kv_heads=1, key_dim=1, value_dim=1)
+# Tokens of other families that end a value or a call.
+CLOSING_MARKERS = ("</arg_value>", "</tool_call>")
 CLOSING = (b'"', b"}", b"]", b'"}', b'"]', b"}}", b'"}}', b"]}", b'"]}')
 # One position in this many closes.
 CLOSING_PERIOD = 3
@@ -43,7 +46,9 @@ class RandomModel:
         self.vocab_size = tokenizer.vocab_size
         self._noise = np.random.default_rng(0).standard_normal(4 * self.vocab_size).astype(np.float32)
         tokens = [tokenizer.token_bytes(token_id) for token_id in range(self.vocab_size)]
-        self._closing = np.array([token_id for token_id, token in enumerate(tokens) if token in CLOSING])
+        markers = [tokenizer.token_id(name) for name in CLOSING_MARKERS]
+        closing = [token_id for token_id, token in enumerate(tokens) if token in CLOSING or token_id in markers]
+        self._closing = np.array(closing)
 
     def layers(
         self, batch: ForwardBatch, kv: KVPool, still_wanted: StillWanted | None = None
@@ -74,7 +79,7 @@ def load(config: EngineConfig, report: Report) -> LoadedModel:
     plan = plan_kv(config, LAYOUT, model_context=8192, weight_bytes=0, available_bytes=2**32)
     end = tokenizer.token_id("<|im_end|>")
     assert end is not None
-    vocabulary = partial(load_vocabulary, Path(config.model_path), tokenizer.vocab_size, (end,))
+    vocabulary = partial(load_vocabulary, TokenizerFiles(Path(config.model_path)), tokenizer.vocab_size, (end,))
     return LoadedModel(RandomModel(tokenizer), LAYOUT, plan, (end,), plan.notes, load_vocabulary=vocabulary)
 
 

@@ -6,14 +6,19 @@ import json
 import os
 import signal
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import jsonschema
 import pytest
+from family_templates import TEMPLATES
 from server_process import ServerProcess
+
+from proa.chat.output.parser import output_family
 
 SHARED = Path(__file__).parents[2].parent / "shared"
 # PROA_ALL_SCHEMAS=1 runs all 212; else every this many.
@@ -28,25 +33,51 @@ def walle_schemas() -> list[Any]:
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
-@pytest.fixture(scope="module")
-def kimi(tmp_path_factory):
-    source = SHARED / "data/kimi-tokenizer"
-    if not source.is_dir():
-        pytest.skip("the shared data is not there")
-    directory = tmp_path_factory.mktemp("kimi")
+@contextmanager
+def noisy_server(directory: Path, config: dict[str, Any], **server: Any) -> Iterator[ServerProcess]:
+    """A server with Kimi's vocabulary and this tokenizer_config.json."""
     model = directory / "model"
     model.mkdir()
-    for name in ("tiktoken.model", "tokenizer_config.json"):
-        (model / name).symlink_to(source / name)
+    (model / "tiktoken.model").symlink_to(SHARED / "data/kimi-tokenizer/tiktoken.model")
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
     (model / "config.json").write_text(json.dumps({"model_type": "kimi_k25"}))
     (model / "generation_config.json").write_text(json.dumps({"eos_token_id": 163586}))
     engine = {"model_path": str(model), "max_total_tokens": 65536, "chunked_prefill_size": 4096}
-    process = ServerProcess(directory, model, engine=engine, engine_script="random_engine.py")
+    process = ServerProcess(directory, model, engine=engine, engine_script="random_engine.py", server=server)
     process.wait(lambda: process.status() == 200, seconds=120, what="ready")
     yield process
     process.process.terminate()
     assert process.exit_code(60) == 0, process.log()
     assert "Traceback" not in process.log(), process.log()
+
+
+def tokenizer_config() -> dict[str, Any]:
+    path = SHARED / "data/kimi-tokenizer/tokenizer_config.json"
+    if not path.exists():
+        pytest.skip("the shared data is not there")
+    config: dict[str, Any] = json.loads(path.read_bytes())
+    return config
+
+
+@pytest.fixture(scope="module")
+def kimi(tmp_path_factory):
+    with noisy_server(tmp_path_factory.mktemp("kimi"), tokenizer_config()) as process:
+        yield process
+
+
+@pytest.fixture
+def glm(tmp_path):
+    """The same vocabulary, with GLM's markers in the places of reserved tokens and a template that writes them."""
+    config = tokenizer_config()
+    decoder = config["added_tokens_decoder"]
+    taken = {entry["content"] for entry in decoder.values()}
+    for number, marker in enumerate(output_family("glm45").markers):
+        if marker not in taken:
+            decoder[str(163700 + number)] = {"content": marker, "special": False}
+    template = tmp_path / "template.jinja"
+    template.write_text(TEMPLATES["glm45"])
+    with noisy_server(tmp_path, config, chat_template=str(template)) as process:
+        yield process
 
 
 def ask(http, stream: bool, path: str = "/v1/chat/completions", **fields: Any) -> dict[str, Any]:
@@ -124,6 +155,28 @@ def test_every_required_call_fits_its_schema(kimi):
         results = list(pool.map(run, numbers))
     assert sum(cut for cut, _ in results) <= 0.1 * len(numbers), "too many answers without an end say nothing"
     assert sum(calls for _, calls in results) >= len(numbers)
+
+
+def test_every_required_call_of_parameters_fits_its_schema(glm):
+    """The same of a family that writes parameters one by one: strings as text, other values as JSON."""
+    schemas = [schema for schema in walle_schemas() if "properties" in schema and schema.get("type") == "object"]
+
+    def run(schema: Any) -> int | None:
+        parameters = {"tools": [function(schema), OTHER], "tool_choice": "required"}
+        whole, streamed = ask(http, False, **parameters), ask(http, True, **parameters)
+        if whole["reason"] == "length":
+            return None
+        for answer in (whole, streamed):
+            assert answer["content"] is None and answer["reason"] == "tool_calls" and answer["calls"], answer
+            for _, name, arguments in answer["calls"]:
+                used = {"kvv_walle_case": schema, "other_tool": OTHER["function"]["parameters"]}[name]
+                jsonschema.Draft202012Validator(used).validate(json.loads(arguments))
+        assert [call[1:] for call in whole["calls"]] == [call[1:] for call in streamed["calls"]]
+        return len(whole["calls"])
+
+    with glm.client(timeout=300) as http, ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(run, schemas[::STEP]))
+    assert results.count(None) <= 0.1 * len(results)
 
 
 @pytest.mark.parametrize("stream", [False, True])
