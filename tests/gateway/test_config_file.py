@@ -39,8 +39,32 @@ async def test_changes_are_applied_and_mistakes_leave_what_is_in_use(tmp_path):
     assert "models.b.pat" in str(refused[0])
     file.unlink()
     await until(lambda: len(refused) == 2)
+    file.write_text("a: " + "[" * 3000 + "]" * 3000)
+    await until(lambda: len(refused) == 3)
     file.write_text("models: {cc: {path: /c}}")
     await until(lambda: applied == [["b"], ["cc"]])
+    following.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await following
+
+
+async def test_a_mistake_of_the_reader_ends_no_following(tmp_path, monkeypatch):
+    file = tmp_path / "gateway.yaml"
+    file.write_text("models: {a: {path: /a}}")
+    applied, refused = [], []
+
+    async def apply(config):
+        applied.append(list(config.models))
+
+    following = asyncio.create_task(follow_config(file, apply, refused.append, poll=0.01))
+    await asyncio.sleep(0.1)
+    with monkeypatch.context() as patch:
+        patch.setattr("proa.gateway.config_file.parse_yaml", lambda *_: 1 // 0)
+        file.write_text("models: {b: {path: /b}}")
+        await until(lambda: refused)
+    assert "ZeroDivisionError" in str(refused[0]) and not applied
+    file.write_text("models: {cc: {path: /c}}")
+    await until(lambda: applied == [["cc"]])
     following.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await following

@@ -146,3 +146,9 @@ def test_models_json_is_read_beside_config_json(tmp_path):
     assert list(read_config(tmp_path / "config.json").models) == ["kimi-k2"]
     (tmp_path / "models.json").write_text(f"[{ENTRY}]")
     assert "deepseek-v4-kt" in read_config(tmp_path / "config.json").models
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"port": ' + "9" * 5000 + "}"], ids=["nesting", "digits"])
+def test_what_the_parser_chokes_on_is_a_mistake_of_the_file(text):
+    with pytest.raises(InvalidConfigError, match=r"config\.json"):
+        parse_kt(text, None, "config.json")

@@ -5,9 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from dataclasses import replace
 
+import pytest
+
+from proa.gateway.errors import EngineFailedError
 from proa.gateway.event_bus import EventBus
 from proa.gateway.log_ring import LogRing
+from proa.gateway.metrics import Metrics
 from proa.gateway.ports import free_port, is_free, is_listener
 from proa.gateway.status import GatewayEvent
 
@@ -57,3 +62,21 @@ def test_ports():
         assert not is_free("127.0.0.1", port)
         assert is_listener([os.getpid()], port) is True
         assert is_listener([os.getppid(), 1 << 30], port) is False
+
+
+def test_how_long_a_load_took_does_not_depend_on_the_time_of_day():
+    seconds = iter([100.0, 103.0])
+    metrics = Metrics(list, clock=seconds.__next__)
+    metrics.observe(GatewayEvent(1, 1e9, "state", "m", {"state": "starting"}))
+    metrics.observe(GatewayEvent(2, 1.0, "state", "m", {"state": "ready"}))
+    assert 'proa:gateway_load_seconds_sum{model="m"} 3.0' in metrics.render().decode()
+
+
+async def test_an_engine_that_prints_its_key_puts_it_in_no_log(fake, supervise):
+    model = fake("m", env={"KEY": "${API_KEY}"})
+    model.config = replace(model.config, command=("sh", "-c", "echo the key is $KEY, port ${PORT}; exit 3"))
+    supervisor = await supervise(model)
+    with pytest.raises(EngineFailedError, match="the key is KEY") as failed:
+        await supervisor.load("m")
+    assert any(line.startswith("the key is KEY,") for line in supervisor.log("m").tail())
+    assert "the key is KEY" in str(failed.value)

@@ -70,7 +70,8 @@ def test_logs_are_there_and_can_be_followed(gateway):
     assert len(last) == 2 and "ready" in last and any(line.startswith("[gateway] ready after") for line in last)
     assert "starts" in gateway.get("/logs/m").text
     assert gateway.get("/logs/nobody").status_code == 404
-    assert gateway.get("/logs/m?lines=many").status_code == 400
+    for lines in ("many", "²", "-1", "9" * 10):
+        assert gateway.get(f"/logs/m?lines={lines}").status_code == 400
 
 
 def test_events_tell_what_happens(gateway):
@@ -107,6 +108,12 @@ def test_pages_of_other_sites_cannot_use_a_gateway_without_a_key(gateway):
         answer = call(gateway.port, "/models/load", {"model": "m"}, origin=origin, content_type="text/plain")
         assert answer.status == 403 and json.loads(answer.body)["error"]["code"] == "foreign_page"
     assert call(gateway.port, "/models/load", {"model": "m"}, origin="http://test").status == 200
+    # An image or a link says nothing of its origin, and would start an engine; a link to the page is one.
+    for site in ("cross-site", "same-site"):
+        assert gateway.get("/upstream/m/x", headers={"sec-fetch-site": site}).status_code == 403
+        assert gateway.get("/", headers={"sec-fetch-site": site}).status_code == 200
+    for site in ("same-origin", "none"):
+        assert gateway.get("/models", headers={"sec-fetch-site": site}).status_code == 200
     # A name that was another machine a moment ago.
     for host in ("evil.example", f"evil.example:{gateway.port}", "127.0.0.1.evil.example"):
         assert gateway.get("/models", headers={"host": host}).status_code == 403
@@ -181,6 +188,7 @@ def test_sigterm_lets_requests_finish_refuses_new_ones_and_leaves_no_engine(tmp_
         refused = gateway.post(CHAT, {"model": "m"})
         assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
         assert refused.json()["error"]["code"] == "gateway_stopping"
+        assert gateway.post("/models/load", {"model": "m"}).json()["error"]["code"] == "gateway_stopping"
         assert read_answer(running).body == whole
         assert list(lines) is not None, "streams without end are ended"
     running.close()

@@ -102,10 +102,28 @@ def test_the_gateway_lists_models_and_aliases_itself(gateway):
     assert missing.status_code == 404 and "late" in missing.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("path", ["/upstream%2Fm/x", "/upstream%2Fm%2Fx", "/upstream%2Fm/x/y"])
+def test_a_written_slash_is_none_of_a_route(gateway, path):
+    answer = call(gateway.port, path, b"", method="GET")
+    assert (answer.status, json.loads(answer.body)["error"]["code"]) == (404, "not_found")
+
+
+def test_trailers_of_a_request_are_no_headers(gateway):
+    body = b'{"model": "m"}'
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=20) as client:
+        client.sendall(
+            b"POST %b HTTP/1.1\r\nhost: test\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n" % CHAT.encode()
+            + b"%x\r\n%b\r\n0\r\nx-late: yes\r\n\r\n" % (len(body), body)
+        )
+        assert read_answer(client).status == 200
+    assert "x-late" not in gateway.journal("m", "request")[-1]["headers"]
+
+
 @pytest.mark.parametrize(
     "body, status, code",
     [
         ({"model": "M"}, 404, "model_not_found"),
+        (b'{"model": "cold", "\xff": 1}', 400, "invalid_json"),
         ({"model": "m-instruct"}, 404, "model_not_found"),
         ({"messages": []}, 400, "missing_required_parameter"),
         (b"{", 400, "invalid_json"),
@@ -286,3 +304,19 @@ def test_a_client_that_does_not_read_is_cut_off(start_gateway):
         connection.sendall(raw_http.request("POST", CHAT, b'{"model": "m", "stream": true}', {}))
         gateway.wait(lambda: gateway.journal("m", "aborted"), "abort")
     assert gateway.status("m")["running"] == 0
+
+
+def test_a_body_counts_until_its_answer_begins(start_gateway):
+    """Answers take long: those of a few large prompts must not keep all others out."""
+    gateway = start_gateway(
+        {"m": ["--chunks", "500", "--chunk-delay", "0.02"]},
+        http={"max_total_body_bytes": 100_000, "progress_interval": 60},
+    )
+    body = {"model": "m", "stream": True, "prompt": "x" * 60_000}
+    with connect(gateway.port, CHAT, body) as first, connect_when_answered(first, gateway.port, body) as second:
+        assert second.recv(15) == b"HTTP/1.1 200 OK"
+
+
+def connect_when_answered(first, port, body):
+    assert first.recv(15) == b"HTTP/1.1 200 OK"
+    return connect(port, CHAT, body)

@@ -269,3 +269,25 @@ def test_whatever_stands_there_is_a_configuration_or_a_problem(top, models):
             assert all(isinstance(word, str) for word in (*model.command, *model.args, *model.env.values()))
             assert (model.ttl is None or model.ttl >= 0) and model.stall_timeout >= 0
             json.dumps([dict(model.params), *map(dict, model.aliases.values())], allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: " + "[" * 3000 + "]" * 3000,
+        "port: " + "9" * 5000,
+        "port: 0x_",
+        "port: !!int abc",
+        "port: !!float abc",
+        "host: \x01",
+    ],
+    ids=["nesting", "digits", "hexadecimal", "integer", "number", "control character"],
+)
+def test_what_the_parser_chokes_on_is_a_mistake_of_the_file(text):
+    with pytest.raises(InvalidConfigError, match=r"gateway\.yaml"):
+        parse_yaml(text, "gateway.yaml")
+
+
+def test_a_home_that_nobody_has_is_a_path_that_is_missed_later():
+    config = parse_yaml("models: {m: {path: ~no-such-user/m}}", "gateway.yaml")
+    assert config.models["m"].path == "~no-such-user/m"

@@ -53,7 +53,9 @@ def create_app(services: Services, *, on_loopback: bool) -> ASGIApp:
         open_paths=_OPEN_PATHS,
     )
     # Whoever has the key may send it from any page.
-    return _Dated(gate if settings.api_key is not None else OwnPages(gate, on_loopback=on_loopback))
+    if settings.api_key is None:
+        return _Dated(OwnPages(gate, on_loopback=on_loopback, open_paths=_OPEN_PATHS))
+    return _Dated(gate)
 
 
 class _Dated:

@@ -53,6 +53,10 @@ async def follow_config(
         except ConfigError as error:
             logger.error("the configuration in use stays: %s", error)
             refuse(error)
+        except Exception as error:
+            # The next version has to be looked at all the same.
+            logger.exception("the configuration in use stays")
+            refuse(ConfigError(str(path), "a configuration file", f"one that cannot be read: {error!r}"[:300]))
         else:
             logger.info("%s has changed and is used", path)
             await apply(config)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from proa.gateway.backends import BACKENDS, Backend, Invocation
+from proa.gateway.backends import BACKENDS, Backend
 from proa.gateway.config import ModelConfig
 from proa.gateway.invocation import invoke, weight_bytes
 from proa.gateway.leases import Engine
@@ -72,6 +72,7 @@ class EngineRun:
         self._process: KeptProcess | None = None
         self._watch = LoadWatch(clock(), model.stall_timeout, usual=usual_seconds)
         self._last_line = ""
+        self._headers: Mapping[str, str] = {}
         self._ready_path = model.ready_path or self._backend.ready_path
         self.engine: Engine | None = None
 
@@ -138,7 +139,8 @@ class EngineRun:
         """One process; whether it lost its port, and why it ended."""
         made = invoke(self._backend, self._model, port)
         self._enter("loading")
-        self._write(f"starting: {_shown(made)}")
+        self._headers = made.headers
+        self._write(f"starting: {_without_secret(shlex.join(made.command), made.headers)}")
         self._last_line = ""
         process = self._process = await KeptProcess.start(made.command, made.env, self._on_line)
         self.engine = Engine(f"http://{_in_url(self._model.host)}:{port}", dict(made.headers), process.pid)
@@ -255,6 +257,7 @@ class EngineRun:
     def _on_line(self, line: str, keep: bool) -> None:
         if self._watch.phase == "loading" and f"GET {self._ready_path}" in line:
             return  # the echo of our own asking: no progress, and as many lines as seconds
+        line = _without_secret(line, self._headers)
         self._last_line = line
         self._watch.saw_line(line, self._clock())
         if keep:
@@ -284,12 +287,10 @@ def _describe(code: int) -> str:
     return f"it was killed by {signal.Signals(-code).name}" if code < 0 else f"it ended with exit status {code}"
 
 
-def _shown(made: Invocation) -> str:
-    """The command without its secret."""
-    secrets = {value.removeprefix("Bearer ") for value in made.headers.values()}
-    text = shlex.join(made.command)
-    for secret in secrets:
-        text = text.replace(secret, "KEY")
+def _without_secret(text: str, headers: Mapping[str, str]) -> str:
+    """Engines write their settings into their logs, which more people read than may use them past the gateway."""
+    for value in headers.values():
+        text = text.replace(value.removeprefix("Bearer "), "KEY")
     return text
 
 

@@ -61,6 +61,9 @@ class _Json:
             self.value: Any = json.loads(text)
         except json.JSONDecodeError as error:
             raise InvalidConfigError(name, [ConfigProblem(error.lineno, "", "JSON", error.msg)]) from error
+        except (ValueError, RecursionError) as error:
+            # Numbers and nesting that no parser takes.
+            raise InvalidConfigError(name, [ConfigProblem(1, "", "JSON", str(error))]) from error
 
     def line(self, keys: tuple[str, ...]) -> int:
         """Line of the last of `keys`, each looked for after the one before."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
@@ -21,9 +22,12 @@ _LOAD_BUCKETS = (1, 2, 5, 10, 20, 40, 80, 160, 320, 640, 1280, 2560)
 
 
 class Metrics(Collector):
-    """All metrics, in a registry of their own. `statuses` is asked at each scrape."""
+    """All metrics, in a registry of their own. `statuses` is asked at each scrape; `clock`: seconds, growing."""
 
-    def __init__(self, statuses: Callable[[], Sequence[ModelStatus]]) -> None:
+    def __init__(
+        self, statuses: Callable[[], Sequence[ModelStatus]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._statuses = statuses
         self._registry = CollectorRegistry(auto_describe=False)
@@ -65,15 +69,15 @@ class Metrics(Collector):
         self._delay.observe(delay)
 
     def observe(self, event: GatewayEvent) -> None:
-        """Count what an event says."""
+        """Count what an event says, as soon as it has happened: its own time is a clock's that people set."""
         if event.kind != "state":
             return
         state = event.data["state"]
         if state == State.STARTING:
             self._starts.labels(event.model).inc()
-            self._started_at[event.model] = event.at
+            self._started_at[event.model] = self._clock()
         elif state == State.READY and event.model in self._started_at:
-            self._load.labels(event.model).observe(event.at - self._started_at.pop(event.model))
+            self._load.labels(event.model).observe(self._clock() - self._started_at.pop(event.model))
         elif state == State.FAILED:
             self._failures.labels(event.model).inc()
 

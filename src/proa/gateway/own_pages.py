@@ -7,6 +7,7 @@ name that first meant the page's own server and then 127.0.0.1.
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Collection
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -14,6 +15,9 @@ from proa.core.errors import UserError
 from proa.server.errors import error_response
 
 __all__ = ["ForeignPageError", "OwnPages"]
+
+# Fetch Metadata: set by browsers, out of reach of pages. Another port of this machine is another site's page too.
+_OTHER_SITES = (b"cross-site", b"same-site")
 
 
 class ForeignPageError(UserError):
@@ -27,11 +31,15 @@ class ForeignPageError(UserError):
 
 
 class OwnPages:
-    """Lets through what programs send, and pages of the gateway itself."""
+    """Lets through what programs send, and pages of the gateway itself.
 
-    def __init__(self, app: ASGIApp, *, on_loopback: bool) -> None:
+    open_paths: where links of other sites may lead.
+    """
+
+    def __init__(self, app: ASGIApp, *, on_loopback: bool, open_paths: Collection[str] = ()) -> None:
         self._app = app
         self._on_loopback = on_loopback
+        self._open_paths = frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope.get("headers", []))
@@ -40,6 +48,9 @@ class OwnPages:
         error = None
         if origin and origin.partition("://")[2] != host:
             error = ForeignPageError("origin", "a page of this gateway", origin)
+        elif headers.get(b"sec-fetch-site") in _OTHER_SITES and scope["path"] not in self._open_paths:
+            # Images, links and forms come without an origin, and would start an engine.
+            error = ForeignPageError("sec-fetch-site", "a page of this gateway", "a page of another site")
         elif self._on_loopback and not _is_local(host):
             error = ForeignPageError("host", "localhost or an address", host)
         if error is None:

@@ -18,7 +18,8 @@ __all__ = ["KeptProcess"]
 # How long output may still come after everything has ended: a descriptor that got away must not hold us.
 _OUTPUT_SECONDS = 2.0
 _KEEPER_SECONDS = 30.0
-_READ_BYTES = 64 * 1024
+# A line costs some microseconds, and nobody else is served meanwhile.
+_READ_BYTES = 4 * 1024
 _MAX_LINE_BYTES = 16 * 1024
 
 

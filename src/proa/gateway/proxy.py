@@ -24,7 +24,7 @@ from proa.gateway.reply import Reply
 from proa.gateway.routing import Route, resolve
 from proa.gateway.upstream import Exchange, UpstreamError, UpstreamRequest, open_exchange
 from proa.server.body_budget import BodyAccount, BodyBudget
-from proa.server.errors import BodyTooLargeError
+from proa.server.errors import BodyTooLargeError, RouteError
 from proa.server.sse import ClientGoneError, until_disconnect
 
 __all__ = ["Observer", "Outcome", "Proxy", "ProxyLimits", "Tickets"]
@@ -78,11 +78,15 @@ class ProxyLimits:
 
 @dataclass(slots=True)
 class _Call:
-    """A request on its way to the engine of `name`. `overhead`: seconds it spent in here, waiting not counted."""
+    """A request on its way to the engine of `name`.
+
+    `account`: has its body until the engine begins to answer. `overhead`: seconds it spent in here but for waiting.
+    """
 
     name: str
     target: bytes
     body: bytes
+    account: BodyAccount
     is_stream: bool = False
     overhead: float = 0.0
 
@@ -106,7 +110,7 @@ class Proxy:
         reply = Reply(scope, send)
         try:
             with self._budget.account() as account:
-                call = self._read(scope, await self._body(receive, account))
+                call = self._read(scope, await self._body(receive, account), account)
                 await until_disconnect(receive, self._answer(call, scope, reply))
         except ClientGoneError:
             logger.debug("client gone")
@@ -125,18 +129,20 @@ class Proxy:
             more = message.get("more_body", False)
         return b"".join(chunks)
 
-    def _read(self, scope: Scope, body: bytes) -> _Call:
+    def _read(self, scope: Scope, body: bytes, account: BodyAccount) -> _Call:
         path: bytes = scope["raw_path"]
         query: bytes = scope["query_string"]
         name, is_stream = "", False
         if self._by_path:
-            # A name may have a slash, written as %2F.
-            _, _, quoted, path = path.split(b"/", 3)
-            name, path = unquote_to_bytes(quoted).decode(errors="replace"), b"/" + path
+            # A name may have a slash, written as %2F; those around it are slashes.
+            _, prefix, *rest = path.split(b"/", 3)
+            if len(rest) < 2 or unquote_to_bytes(prefix) != b"upstream":
+                raise RouteError(404, scope["method"], scope["path"])
+            name, path = unquote_to_bytes(rest[0]).decode(errors="replace"), b"/" + rest[1]
         else:
             fields = read_fields(body)
             name, is_stream = fields.model, fields.is_stream
-        return _Call(name, b"%b?%b" % (path, query) if query else path, body, is_stream)
+        return _Call(name, b"%b?%b" % (path, query) if query else path, body, account, is_stream)
 
     async def _answer(self, call: _Call, scope: Scope, reply: Reply) -> None:
         started = time.perf_counter()
@@ -177,11 +183,14 @@ class Proxy:
             # The head that would say how the body is encoded cannot follow any more.
             headers = [header for header in headers if header[0] != b"accept-encoding"]
         request = UpstreamRequest(scope["method"].encode(), call.target, headers, call.body)
-        call.body = b""
         exchange = await open_exchange(url.hostname, url.port, request, where=f"model {call.name}")
         try:
             call.overhead += time.perf_counter() - started
             await self._head(exchange, call)
+            # An answer may take hours, and many such bodies would be all that may be held.
+            del request
+            call.body = b""
+            call.account.release()
             await self._relay(exchange, reply)
         finally:
             exchange.abort()

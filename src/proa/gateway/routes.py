@@ -94,7 +94,7 @@ def _status(entry: ModelStatus) -> dict[str, Any]:
 async def load(request: Request) -> Response:
     """POST /models/load {"model": NAME}: answers when it is ready. Who leaves before no longer waits for it."""
     command = await _command(request)
-    await until_disconnect(request.receive, _services(request).supervisor.load(command.model))
+    await until_disconnect(request.receive, _services(request).load(command.model))
     return JSONResponse({"model": command.model, "status": "ready"})
 
 
@@ -122,7 +122,7 @@ async def logs(request: Request) -> Response:
     services = _services(request)
     ring = services.supervisor.log(request.path_params["name"])
     given = request.query_params.get("lines", str(_DEFAULT_LINES))
-    if not given.isdigit() or len(given) > 9:
+    if not given.isdecimal() or len(given) > 9:
         raise UserError("lines", "a number", given[:20])
     kind = "text/plain; charset=utf-8"
     if request.query_params.get("follow", "0") in ("0", "false"):

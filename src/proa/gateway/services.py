@@ -35,11 +35,19 @@ class Services:
 
     def ticket(self, name: str) -> Ticket:
         """As Supervisor.ticket; none is given while draining."""
-        if self.is_draining:
-            raise GatewayStoppingError("", "one that is shutting down", 5, "use another one")
+        self._check_open()
         return self.supervisor.ticket(name)
+
+    async def load(self, name: str) -> None:
+        """As Supervisor.load; nothing is loaded while draining."""
+        self._check_open()
+        await self.supervisor.load(name)
 
     @property
     def num_requests(self) -> int:
         """Requests that run or wait."""
         return sum(status.running + status.waiting for status in self.supervisor.status())
+
+    def _check_open(self) -> None:
+        if self.is_draining:
+            raise GatewayStoppingError("", "one that is shutting down", 5, "use another one")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import shlex
 from collections.abc import Iterator, Mapping
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from jsonschema import Draft202012Validator
@@ -83,7 +83,8 @@ def _model(name: str, raw: Mapping[str, Any]) -> ModelConfig:
             fields[key] = _words(fields[key])
     for key in _PATHS:
         if key in fields:
-            fields[key] = str(Path(fields[key]).expanduser()) if fields[key].startswith("~") else fields[key]
+            # A home that nobody has stays as it is: then the path is missed, by name.
+            fields[key] = os.path.expanduser(fields[key])  # noqa: PTH111 - pathlib raises instead
     for key in _DURATIONS:
         if key in fields:
             fields[key] = None if fields[key] in {"never", None} else parse_duration(fields[key])

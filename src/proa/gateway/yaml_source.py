@@ -43,7 +43,10 @@ def read_yaml(text: str, name: str) -> YamlSource:
     Raises:
         InvalidConfigError: no YAML, several documents, a key twice, a key that is no text.
     """
-    loader = yaml.SafeLoader(text)
+    try:
+        loader = yaml.SafeLoader(text)
+    except yaml.YAMLError as error:
+        raise InvalidConfigError(name, [ConfigProblem(1, "", "YAML", str(error))]) from error
     try:
         node = loader.get_single_node()
         source = YamlSource(name, None)
@@ -58,6 +61,9 @@ def read_yaml(text: str, name: str) -> YamlSource:
         line = 1 if mark is None else mark.line + 1
         got = getattr(error, "problem", None) or str(error)
         raise InvalidConfigError(name, [ConfigProblem(line, "", "YAML", str(got))]) from error
+    except (ValueError, ArithmeticError, RecursionError) as error:
+        # Numbers that only look like some, and nesting that no parser takes.
+        raise InvalidConfigError(name, [ConfigProblem(1, "", "values of their kinds", str(error))]) from error
     finally:
         loader.dispose()
     return source

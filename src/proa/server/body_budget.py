@@ -37,7 +37,7 @@ class BodyBudget:
         try:
             yield account
         finally:
-            self.give_back(account.held)
+            account.release()
 
 
 class BodyAccount:
@@ -51,3 +51,8 @@ class BodyAccount:
         """As BodyBudget.take."""
         self.held += num_bytes
         self._budget.take(num_bytes)
+
+    def release(self) -> None:
+        """The body is no longer held."""
+        self._budget.give_back(self.held)
+        self.held = 0

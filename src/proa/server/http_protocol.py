@@ -117,7 +117,9 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._num_fields += 1
         self._count(len(name) + len(value))
-        super().on_header(name, value)
+        # What follows a chunked body is no header (RFC 9110, 6.5.1): nobody has checked it.
+        if self._in_headers:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
