@@ -110,7 +110,7 @@ def fingerprint() -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--formats", default="bf16,int4_g32,int4_g128,int8_g32_f16,mxfp4")
+    parser.add_argument("--formats", default="bf16,int4_g32,int8_g128,int8_g32_f16,mxfp4")
     parser.add_argument("--jsonl", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     path = ensure_demo_model()
