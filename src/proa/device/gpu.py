@@ -44,7 +44,7 @@ class TrunkKernels(Protocol):
 class LinearKernels:
     """Functions of `proa.kernels` of these names, and the weight formats of the first.
 
-    `linear` rounds weights of few bits to bf16, for few tokens too. `gemv`: of plain weights, where
+    `linear` rounds weights of few bits to bf16, but for a handful of tokens. `gemv`: of plain weights, where
     `gemv_is_fast(tokens, out_features)`.
     """
 
