@@ -123,6 +123,18 @@ async def test_a_killed_keeper_takes_the_command_and_its_group_along():
     await until(lambda: not any(map(is_alive, members)), 5)
 
 
+async def test_a_killed_keeper_leaves_nothing_that_left_the_group():
+    lines = []
+    code = "import os, time; c = os.fork(); c or os.setsid(); print('pid', os.getpid(), flush=True); time.sleep(3600)"
+    process = await start(code, lines)
+    await until(lambda: len(lines) == 2)
+    members = process.members()
+    assert len(members) == 2
+    os.kill(process._keeper.pid, signal.SIGKILL)
+    await process.wait()
+    await until(lambda: not any(map(is_alive, members)), 5)
+
+
 def test_the_command_dies_with_its_keeper_even_when_nobody_looks():
     ours, theirs = socket.socketpair()
     code = "import time; print('up', flush=True); time.sleep(3600)"

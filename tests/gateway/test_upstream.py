@@ -29,6 +29,7 @@ BROKEN = {
     "not HTTP": b"* OK IMAP4rev1 ready\r\n",
     "nothing": b"",
     "only part of a head": HEAD + b"Content-Le",
+    "no status there is": b"HTTP/1.1 600 Odd\r\nContent-Length: 5\r\n\r\nhello",
     "endless headers": HEAD + b"X: " + b"x" * 300_000,
 }
 
@@ -145,3 +146,23 @@ async def test_what_a_client_does_not_take_is_not_read_from_the_engine():
         await asyncio.sleep(0.3)
         assert sent < 32, "kernel buffers hold some MiB, the rest waits for us"
         assert len(await read_all(exchange)) == 64 << 20
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        HEAD + b"X-First: 1\r\nContent-Length: 1\r\n\r\n" + b"aHTTP/1.1 200 OK\r\nX-Second: 2\r\n",
+        HEAD + b"X-First: 1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nX-Trailer: 3\r\n\r\n",
+    ],
+    ids=["another message", "trailers"],
+)
+async def test_headers_are_those_of_the_head(answer):
+    """All of it comes at once, before anybody has read the head."""
+    async with engine(answer) as (port, _):
+        request = UpstreamRequest(b"POST", b"/x", [], b"")
+        exchange = await open_exchange("127.0.0.1", port, request, where="model m")
+        await exchange.head()
+        assert await exchange.read() == b"a"
+        names = [name for name, _ in exchange.headers]
+        exchange.abort()
+    assert names[0] == b"x-first" and len(names) == 2

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Self
 
 from proa.gateway import keeper
@@ -21,6 +23,10 @@ _KEEPER_SECONDS = 30.0
 # A line costs some microseconds, and nobody else is served meanwhile.
 _READ_BYTES = 4 * 1024
 _MAX_LINE_BYTES = 16 * 1024
+# In the environment of all that a run starts: it finds what is left when the keeper was killed.
+_MARK = "PROA_GATEWAY_RUN"
+_ROUNDS = 20
+_ROUND_SECONDS = 0.05
 
 
 class KeptProcess:
@@ -33,8 +39,9 @@ class KeptProcess:
 
     ended: asyncio.Task[int]
 
-    def __init__(self, kept: asyncio.subprocess.Process, control: socket.socket, output: _Output) -> None:
+    def __init__(self, kept: asyncio.subprocess.Process, control: socket.socket, output: _Output, mark: str) -> None:
         self.pid = 0
+        self._mark = mark
         self._keeper = kept
         self._control = control
         self._output = output
@@ -50,12 +57,14 @@ class KeptProcess:
             on_line: told every line of standard output and error, and whether it is to be kept; one that ends in a
                 carriage return (a progress bar) is not.
         """
+        mark = secrets.token_hex(16)
         ours, theirs = socket.socketpair()
         reader, writer = os.pipe()
         try:
             kept = await asyncio.create_subprocess_exec(
                 sys.executable, "-I", "-S", keeper.__file__, *command,
-                stdin=theirs.fileno(), stdout=writer, stderr=writer, env=environment, start_new_session=True,
+                stdin=theirs.fileno(), stdout=writer, stderr=writer, env={**environment, _MARK: mark},
+                start_new_session=True,
             )  # fmt: skip
         except BaseException:
             ours.close()
@@ -64,7 +73,7 @@ class KeptProcess:
         finally:
             theirs.close()
             os.close(writer)
-        process = cls(kept, ours, _Output(reader, on_line))
+        process = cls(kept, ours, _Output(reader, on_line), mark)
         process.ended = asyncio.create_task(process._end())
         ours.setblocking(False)
         try:
@@ -107,10 +116,9 @@ class KeptProcess:
 
     async def _end(self) -> int:
         code = await self._keeper.wait()
-        if code < 0 and self.pid:
+        if code < 0:
             # The keeper itself was killed. The command has died with it; what it started has not.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
+            await self._kill_marked()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_OUTPUT_SECONDS):
                 await self._output.end.wait()
@@ -118,9 +126,30 @@ class KeptProcess:
         self._control.close()
         return 128 - code if code > 128 else code
 
+    async def _kill_marked(self) -> None:
+        """Kill all that has the mark of this run; those that fork meanwhile are found by another round."""
+        for _ in range(_ROUNDS):
+            if not (left := await asyncio.to_thread(_marked, f"{_MARK}={self._mark}".encode())):
+                return
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            await asyncio.sleep(_ROUND_SECONDS)
+
     def _order(self, order: bytes) -> None:
         with contextlib.suppress(OSError):
             self._control.send(order)
+
+
+def _marked(variable: bytes) -> list[int]:
+    """Process ids of those whose environment began with the variable."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if variable in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+    return found
 
 
 class _Output:

@@ -176,15 +176,21 @@ class Exchange(asyncio.Protocol):
     # Parser
 
     def on_message_begin(self) -> None:
-        self.headers = []
+        if not self._is_head_read:
+            self.headers = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.lower(), value))
+        # What follows a chunked body is no header.
+        if not self._is_head_read:
+            self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         if 100 <= status < 200:
             return  # an interim response; another head follows
+        if not 200 <= status < 600:
+            self._fail(f"status {status}")
+            return
         self.status = status
         self._is_delimited = any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers)
         self._is_head_read = True
