@@ -284,7 +284,7 @@ def test_every_route_but_livez_asks_for_the_key(start_gateway):
     for method, path in (
         ("GET", "/readyz"), ("GET", "/health"), ("GET", "/metrics"), ("GET", "/v1/models"), ("GET", "/models"),
         ("GET", "/logs/m"), ("GET", "/events"), ("POST", "/models/load"), ("POST", "/models/unload"),
-        ("POST", CHAT), ("GET", "/upstream/m/health"), ("GET", "/nothing"),
+        ("POST", CHAT), ("GET", "/upstream/m/health"), ("GET", "/nothing"), ("POST", "/livez"), ("POST", "/"),
     ):  # fmt: skip
         for headers in ({}, {"authorization": f"Bearer {KEY}x"}, {"x_api_key": "wrong"}):
             answer = call(gateway.port, path, b'{"model": "m"}', method=method, **headers)

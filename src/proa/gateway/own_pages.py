@@ -48,7 +48,7 @@ class OwnPages:
         error = None
         if origin and origin.partition("://")[2] != host:
             error = ForeignPageError("origin", "a page of this gateway", origin)
-        elif headers.get(b"sec-fetch-site") in _OTHER_SITES and scope["path"] not in self._open_paths:
+        elif headers.get(b"sec-fetch-site") in _OTHER_SITES and not self._may_lead_to(scope):
             # Images, links and forms come without an origin, and would start an engine.
             error = ForeignPageError("sec-fetch-site", "a page of this gateway", "a page of another site")
         elif self._on_loopback and not _is_local(host):
@@ -57,6 +57,9 @@ class OwnPages:
             await self._app(scope, receive, send)
         else:
             await error_response(error, scope["path"])(scope, receive, send)
+
+    def _may_lead_to(self, scope: Scope) -> bool:
+        return scope["path"] in self._open_paths and scope["method"] in ("GET", "HEAD")
 
 
 def _is_local(host: str) -> bool:

@@ -37,7 +37,7 @@ def _return_free_memory() -> None:
 class Gate:
     """Wraps the application. Every path but /livez needs the key, known or not: nothing is open by being forgotten.
 
-    open_paths: the paths that need none.
+    open_paths: the paths that need none to be read.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Gate:
             await send(message)
 
         try:
-            self._check(scope["path"], headers)
+            self._check(scope, headers)
             await self._app(scope, receive, send_with_id)
         except ClientGoneError:
             logger.debug("client gone before the answer")
@@ -92,8 +92,10 @@ class Gate:
             if max(held_bytes, rest) >= _LARGE_BODY_BYTES:
                 asyncio.get_running_loop().run_in_executor(None, _return_free_memory)
 
-    def _check(self, path: str, headers: dict[bytes, bytes]) -> None:
-        if self._api_key is not None and path not in self._open_paths and not self._is_authorized(headers):
+    def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        # What is sent to an open path may be meant for something else than is read there.
+        is_open = scope["path"] in self._open_paths and scope["method"] in ("GET", "HEAD")
+        if self._api_key is not None and not is_open and not self._is_authorized(headers):
             raise AuthenticationError
         length = headers.get(b"content-length", b"")
         if length.isdigit() and (len(length) > 18 or int(length) > self._max_body_bytes):
