@@ -254,3 +254,28 @@ def test_strict_says_what_it_cannot_hold():
     tools = [tool(schema, strict=True)]
     with pytest.raises(UserError, match="format"):
         build_constraint(AnswerRules(tools=tools), reading_of("glm45", tools))
+
+
+SHARED_LIST = {"b": {"type": "array", "items": {"enum": list(range(20_000))}}}
+SHARED_PARTS = {"b": {"allOf": [{"type": "string"}] * 3000}}
+HOSTILE = [
+    {"properties": {f"p{i}": {"$ref": "#/$defs/b"} for i in range(2000)}, "$defs": SHARED_LIST},
+    {"properties": {f"p{i}": {"$ref": "#/$defs/b"} for i in range(2000)}, "$defs": SHARED_PARTS},
+]
+
+
+@pytest.mark.parametrize("number", range(len(HOSTILE)))
+def test_work_does_not_multiply(number):
+    tools = [tool({"type": "object", **HOSTILE[number]})]
+    with pytest.raises(UserError, match="at most"):
+        build_constraint(AnswerRules(tools=tools, mode="required"), reading_of("qwen3_coder", tools))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_patterns_of_clients_are_for_the_grammar_alone(vocabulary, name):
+    """Python's expressions take exponential time for some."""
+    value = {"type": "string", "enum": ["a" * 30 + "!", "aaa"], "pattern": "^(a+)+$"}
+    schema = {"type": "object", "properties": {"a": value}, "required": ["a"]}
+    for seed in range(3):
+        for _, arguments in calls_of(vocabulary, name, [tool(schema)], seed) or ():
+            assert arguments == {"a": "aaa"}

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from proa.chat.grammar.references import resolver
 from proa.core.errors import UserError
 
-__all__ = ["ObjectForm", "StringForm", "object_forms", "string_forms"]
+__all__ = ["ObjectForm", "SchemaForms", "StringForm"]
 
 MAX_FORMS = 64
-MAX_NODES = 10_000
+MAX_NODES = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,31 +83,34 @@ class ObjectForm:
         return True if self.extra is None else self.extra
 
 
-_Form = TypeVar("_Form", ObjectForm, StringForm)
+# The form of a schema without what it combines, None: nothing fits.
+_OwnForm = Callable[[Mapping[str, Any]], Any]
 
 
-def object_forms(root: Mapping[str, Any], where: str) -> list[ObjectForm]:
-    """The forms of the objects that fit `root`; UserError when they are too many."""
-    return _Spread(root, where, _own_object).forms(root, frozenset())
+class SchemaForms:
+    """The forms of parts of a tool's schema. `where`: its field, for errors."""
 
-
-def string_forms(root: Mapping[str, Any], schema: Any, where: str) -> list[StringForm]:
-    """The forms of the strings that fit `schema`, a part of `root`; UserError when they are too many."""
-    return _Spread(root, where, _own_string).forms(schema, frozenset())
-
-
-class _Spread:
-    def __init__(self, root: Mapping[str, Any], where: str, own: Callable[[Mapping[str, Any]], Any]) -> None:
+    def __init__(self, root: Mapping[str, Any], where: str) -> None:
+        self._root = root
         self._resolve = resolver(root)
         self._where = where
-        self._own = own
         self._nodes_left = MAX_NODES
 
-    def forms(self, schema: Any, seen: frozenset[str]) -> list[Any]:
+    def objects(self) -> list[ObjectForm]:
+        """The forms of the objects that fit the root; UserError when they are too many."""
+        return self._forms(self._root, frozenset(), _own_object)
+
+    def strings(self, schema: Any) -> list[StringForm]:
+        """The forms of the strings that fit `schema`, a part of the root; UserError when they are too many."""
+        return self._forms(schema, frozenset(), _own_string)
+
+    def _forms(self, schema: Any, seen: frozenset[str], own_form: _OwnForm) -> list[Any]:
         self._nodes_left -= 1
+        if self._nodes_left < 0:
+            raise UserError(self._where, f"at most {MAX_NODES} parts that combine schemas", "more of them")
         if schema is False:
             return []
-        own = self._own(schema if isinstance(schema, Mapping) else {})
+        own = own_form(schema if isinstance(schema, Mapping) else {})
         if own is None:
             return []
         forms = [own]
@@ -118,16 +121,16 @@ class _Spread:
             target = self._resolve(reference)
             if reference in seen:
                 return []
-            forms = self._both(forms, self.forms(True if target is None else target, seen | {reference}))
+            forms = self._both(forms, self._forms(True if target is None else target, seen | {reference}, own_form))
         for part in _list(schema.get("allOf")):
-            forms = self._both(forms, self.forms(part, seen))
+            forms = self._both(forms, self._forms(part, seen, own_form))
         for key in ("anyOf", "oneOf"):
             if parts := _list(schema.get(key)):
-                forms = self._both(forms, [form for part in parts for form in self.forms(part, seen)])
+                forms = self._both(forms, [form for part in parts for form in self._forms(part, seen, own_form)])
         return forms
 
     def _both(self, first: list[Any], second: list[Any]) -> list[Any]:
-        if len(first) * len(second) > MAX_FORMS or self._nodes_left < 0:
+        if len(first) * len(second) > MAX_FORMS:
             raise UserError(self._where, f"a schema with at most {MAX_FORMS} alternatives", "more of them")
         forms = [merged for a in first for b in second if (merged := a.merged(b)) is not None]
         return [form for index, form in enumerate(forms) if form not in forms[:index]]

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from proa.chat.grammar.forms import ObjectForm, StringForm, object_forms, string_forms
+from proa.chat.grammar.forms import ObjectForm, SchemaForms, StringForm
 from proa.chat.grammar.frames import ParameterFrame
 from proa.chat.grammar.guarded import NOTES, guarded
 from proa.chat.grammar.references import has_finite_text, resolver
@@ -18,6 +18,7 @@ from proa.chat.grammar.rules import RuleBook, Spelling, escaped, inside_slashes,
 from proa.chat.grammar.schema import check_schema, schema_rule
 from proa.chat.output.value_types import parameter_types, schema_types
 from proa.chat.output.xml_body import as_json
+from proa.core.constraint import MAX_GRAMMAR_CHARACTERS
 from proa.core.errors import UserError
 
 __all__ = ["ParameterRules"]
@@ -69,7 +70,7 @@ class ParameterRules:
         """
         check_schema(schema, where)
         reader = _Reader(schema, where, strict=strict)
-        forms = object_forms(schema, where)
+        forms = reader.forms.objects()
         if not forms:
             raise UserError(where, "the schema of an object", "one that no object fits")
         return "\n | ".join(dict.fromkeys(self._object(form, reader) or literal("") for form in forms))
@@ -145,12 +146,18 @@ class ParameterRules:
         self, form: StringForm, excluded: str = "", types: frozenset[str] = frozenset(), *, is_wrapped: bool
     ) -> str:
         """A string and what ends it; `excluded`: what is read as JSON; `types`: those the parser tells apart."""
-        if form.values is not None:
-            values = [value for value in form.values if self._fits(value, form, types)]
-            return self._ended(f"({' | '.join(map(literal, values))})") if values else ""
         end = escaped(self._end)
         tail = rf"\n{end}" if is_wrapped and self._frame.has_line_breaks else end
-        conditions = [f"/(?s:.{_repeat(form)}){tail}/", *(_found(pattern, tail) for pattern in form.patterns)]
+        found = [_found(pattern, tail) for pattern in form.patterns]
+        if form.values is not None:
+            values = [value for value in form.values if self._fits(value, form, types)]
+            if not values:
+                return ""
+            if not found:
+                return self._ended(f"({' | '.join(map(literal, values))})")
+            conditions, excluded = [f"/({'|'.join(map(escaped, values))}){tail}/", *found], ""
+        else:
+            conditions = [f"/(?s:.{_repeat(form)}){tail}/", *found]
         if self._end and conditions != [f"/{_ANYTHING}{end}/"]:
             conditions.append(f"~/{_ANYTHING}{end}(?s:.+)/")
         if self._stops:
@@ -167,12 +174,7 @@ class ParameterRules:
             return False
         if any(stop in value for stop in (self._end, *self._stops) if stop):
             return False
-        if len(types) > 1 and as_json(value, types) is not None:
-            return False
-        try:
-            return all(re.search(pattern, value) for pattern in form.patterns)
-        except re.error:
-            return True
+        return len(types) == 1 or as_json(value, types) is None
 
 
 class _Reader:
@@ -183,12 +185,14 @@ class _Reader:
         self.where = where
         self._strict = strict
         self._resolve = resolver(root)
+        self.forms = SchemaForms(root, where)
+        self._characters_left = MAX_GRAMMAR_CHARACTERS
 
     def strings(self, schema: Any) -> list[StringForm]:
         """The forms of strings that fit `schema`."""
         if self._strict and isinstance(schema, Mapping) and "format" in schema:
             raise UserError(self.where, "strict schemas without keywords that cannot be enforced", "format")
-        return string_forms(self.root, schema, self.where)
+        return self.forms.strings(schema)
 
     def kinds(self, schema: Any) -> frozenset[str]:
         """The types other than string that `schema` allows."""
@@ -213,7 +217,13 @@ class _Reader:
         whole = self._with_definitions(self._narrowed(schema, kinds))
         if not has_finite_text(whole):
             return ""
-        return schema_rule(guarded(whole, tags), self.where, strict=self._strict)
+        rule = schema_rule(guarded(whole, tags), self.where, strict=self._strict)
+        # What many parameters refer to is in the rule of each.
+        self._characters_left -= len(rule)
+        if self._characters_left < 0:
+            expected = f"schemas that make a grammar of at most {MAX_GRAMMAR_CHARACTERS} characters"
+            raise UserError(self.where, expected, "a longer one", "fewer references")
+        return rule
 
     def _narrowed(self, schema: Any, kinds: frozenset[str], depth: int = 8) -> dict[str, Any]:
         """`schema` for values of `kinds` only, of which it allows some."""

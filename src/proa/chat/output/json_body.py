@@ -10,6 +10,8 @@ __all__ = ["FencedJsonBody", "JsonBody"]
 
 _FENCE = "```"
 _FENCE_BEGIN = "```json"
+# What the closing fence consists of.
+_MAYBE_BEHIND = BLANKS + "`"
 
 
 class JsonBody:
@@ -55,6 +57,9 @@ class FencedJsonBody(JsonBody):
 
     def text(self, text: str, events: list[Event], *, is_marker: bool = False) -> None:
         """More of the arguments, with the fence around them."""
+        if self._has_begun and not is_marker and not self._behind and text[-1:] not in _MAYBE_BEHIND:  # most tokens
+            self._calls.arguments(text, events)
+            return
         if is_marker:
             self._begin_arguments(events)
             self._pass("", text, events, is_marker=True)
@@ -64,10 +69,11 @@ class FencedJsonBody(JsonBody):
             if _FENCE_BEGIN.startswith(self._before.lstrip(BLANKS)):
                 return
             text = self._without_fence()
-        body = text.rstrip(BLANKS + "`")
+        body = text.rstrip(_MAYBE_BEHIND)
         if body:
             self._pass(body, "", events)
-        self._behind.append(text[len(body) :])
+        if len(body) < len(text):
+            self._behind.append(text[len(body) :])
 
     def end(self, events: list[Event], *, is_cut: bool = False) -> None:
         """The call is complete, with or without a closing fence."""
