@@ -22,6 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+# As a script, only the directory of this file is looked into.
+sys.path.insert(0, str(Path(__file__).parents[2]))
 from api_clients import APIS, Answer
 from fake_engine import ANSWER_SEED, ANSWERS_PER_FILE
 from kimi_model import END, answer_ids, write_model
