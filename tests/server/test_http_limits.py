@@ -217,6 +217,20 @@ class TestSlowConnections:
         server.wait(lambda: server.status("/livez") == 200)
 
 
+def test_an_offer_to_upgrade_costs_no_body(server: ServerProcess):
+    """As Java's HttpClient sends every request to a server it does not know yet."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+    offer = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAMAAABkAAQCAAAAAAIAAAAA"}
+    bodies = []
+    with contextlib.closing(connection):
+        for extra in ({}, offer, {}):
+            connection.request("POST", "/tokenize", body=b'{"prompt": "hello"}', headers={**headers, **extra})
+            response = connection.getresponse()
+            bodies.append((response.status, response.read()))
+    assert bodies[0][0] == 200 and bodies == [bodies[0]] * 3
+
+
 def test_keep_alive(server: ServerProcess):
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
     with contextlib.closing(connection):

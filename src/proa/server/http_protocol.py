@@ -15,6 +15,7 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from proa.server.errors import error_body
+from proa.server.request_parser import RequestParser
 
 __all__ = ["ConnectionLimits", "LimitedProtocol"]
 
@@ -53,6 +54,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def __init__(self, limits: ConnectionLimits, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.parser = RequestParser(self)  # type: ignore[assignment]  # all of it that uvicorn uses
         self._limits = limits
         self._in_headers = False
         self._unparsed_bytes = 0
