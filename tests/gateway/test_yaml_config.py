@@ -217,7 +217,9 @@ def test_what_the_schema_cannot_say():
         ("models: {}\n---\nmodels: {}", "line 2: file: expected YAML"),
         ("a: &x [*x]", "levels, got more"),
         ('models:\n  a:\n    path: /a\n    args: "it\'s"', "line 4: models.a.args: expected a command line"),
-        ("models: {'': {path: /a}}", "line 1: models: expected a name of 1 to 200 characters, got ''."),
+        ("models: {'': {path: /a}}", "line 1: models: expected a name of 1 to 200 characters in one line, got ''."),
+        ('models: {"a\\nb": {path: /a}}', "line 1: models: expected a name of 1 to 200 characters in one line"),
+        ('models: {a: {path: /a, aliases: {"a\\u2028b": {}}}}', "line 1: models.a.aliases: expected"),
     ],
 )
 def test_what_is_no_configuration(text, problem):
