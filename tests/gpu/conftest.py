@@ -1,14 +1,9 @@
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
 
 import pytest
 import torch
-
-# Without a GPU the kernels run in Triton's interpreter, which has to be chosen before they are imported.
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 if find_spec("triton") is None:
     collect_ignore_glob = ["*"]

