@@ -212,9 +212,11 @@ class _Builder:
     def _json_files(self) -> dict[str, dict[str, Any]]:
         eos = self.source.field("tokenizer.ggml.eos_token_id")
         bos = self.source.field("tokenizer.ggml.bos_token_id")
+        # A model this small wanders when it is sampled, whoever asks.
+        generation = {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": eos, "temperature": 0.0}
         return {
             "config.json": self._config(bos, eos),
-            "generation_config.json": {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": eos},
+            "generation_config.json": generation,
             "tokenizer.json": self.source.tokenizer_json(),
             "tokenizer_config.json": self.source.tokenizer_config(),
         }
