@@ -38,9 +38,7 @@ def test_the_five_commands_end_with_an_answer(tmp_path):
     with (tmp_path / "log").open("wb") as log:
         gateway = subprocess.Popen(arguments, cwd=tmp_path, stdout=log, stderr=log)
     try:
-        answer = subprocess.run(
-            retried(f"{ask} --temperature 0"), shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=240
-        )
+        answer = subprocess.run(retried(ask), shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=240)
         assert "Paris" in answer.stdout, answer.stderr + (tmp_path / "log").read_text()
     finally:
         gateway.send_signal(signal.SIGTERM)

@@ -19,6 +19,23 @@ def view(address, nbytes):
     return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
 
 
+def forward_from_arena(layer, sizes, x, topk, arena, table, out, accumulate):
+    """Loads a native layer with what lies in the arena of a GPU, and runs it on the experts that are there."""
+    for expert, starts in enumerate(table.tolist()):
+        if starts[0] < 0:
+            layer.drop(expert)
+            continue
+        layer.reserve(expert)
+        packed = torch.cat([arena[at : at + size] for at, size in zip(starts, sizes, strict=True)]).numpy()
+        begin = 0
+        for address, nbytes in layer.blocks(expert):
+            view(address, nbytes)[:] = packed[begin : begin + nbytes]
+            begin += nbytes
+        layer.commit(expert)
+    here = (table[topk.ids.clamp(min=0).long(), 0] >= 0) & (topk.ids >= 0)
+    layer.forward(x, topk.ids.masked_fill(~here, -1), topk.weights, out, accumulate)
+
+
 class NativeCompute:
     """An `ExpertCompute` that reads the arena as the GPU would, with the CPU's kernels."""
 
@@ -29,19 +46,7 @@ class NativeCompute:
         )
 
     def __call__(self, x, topk, arena, table, out, accumulate):
-        for expert, starts in enumerate(table.tolist()):
-            if starts[0] < 0:
-                self._layer.drop(expert)
-                continue
-            self._layer.reserve(expert)
-            packed = torch.cat([arena[at : at + size] for at, size in zip(starts, self.sizes, strict=True)]).numpy()
-            begin = 0
-            for address, nbytes in self._layer.blocks(expert):
-                view(address, nbytes)[:] = packed[begin : begin + nbytes]
-                begin += nbytes
-            self._layer.commit(expert)
-        here = (table[topk.ids.clamp(min=0).long(), 0] >= 0) & (topk.ids >= 0)
-        self._layer.forward(x, topk.ids.masked_fill(~here, -1), topk.weights, out, accumulate)
+        forward_from_arena(self._layer, self.sizes, x, topk, arena, table, out, accumulate)
 
 
 def make_gpu_experts(driver, compute, num_slots, arena=None):

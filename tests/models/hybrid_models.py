@@ -3,10 +3,7 @@ GPU's experts are computed by the CPU's kernels from the arena that a GPU would 
 
 from __future__ import annotations
 
-import ctypes
-
-import numpy as np
-import torch
+from tests.kernels.hybrid_cases import forward_from_arena
 
 from proa.models import load_model
 from proa.moe.hybrid_layers import Hybrid
@@ -27,21 +24,7 @@ class NativeCompute:
         self._sizes = layer.linear_bytes
 
     def __call__(self, x, topk, arena, table, out, accumulate):
-        for expert, starts in enumerate(table.tolist()):
-            if starts[0] < 0:
-                self._layer.drop(expert)
-                continue
-            self._layer.reserve(expert)
-            packed = torch.cat([arena[at : at + size] for at, size in zip(starts, self._sizes, strict=True)]).numpy()
-            begin = 0
-            for address, nbytes in self._layer.blocks(expert):
-                np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))[:] = packed[
-                    begin : begin + nbytes
-                ]
-                begin += nbytes
-            self._layer.commit(expert)
-        here = (table[topk.ids.clamp(min=0).long(), 0] >= 0) & (topk.ids >= 0)
-        self._layer.forward(x, topk.ids.masked_fill(~here, -1), topk.weights, out, accumulate)
+        forward_from_arena(self._layer, self._sizes, x, topk, arena, table, out, accumulate)
 
 
 def load_hybrid(monkeypatch, path, device, driver, plan, *, max_tokens=64, **options):

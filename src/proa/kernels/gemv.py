@@ -11,7 +11,7 @@ import torch
 
 from proa.kernels.triton_import import INTERPRETED, jit, tl
 
-__all__ = ["MAX_TOKENS", "GemvTiles", "gemv", "is_fast"]
+__all__ = ["MAX_TOKENS", "GemvTiles", "gemv", "is_fast", "write_row_sums"]
 
 MAX_TOKENS = 8
 _MANY_ROWS = 4096
@@ -90,15 +90,17 @@ def _row_sum(x, token, tokens, column, present, x_token, w, acc):
 
 
 @jit
-def _write(out, bias, acc, token, tokens, row, out_features, out_token, BIAS: tl.constexpr, ACCUMULATE: tl.constexpr):
+def write_row_sums(
+    out, bias, acc, token, tokens, row, out_features, out_token, BIAS: tl.constexpr, ACCUMULATE: tl.constexpr
+):
     total = tl.sum(acc, 1)
     valid = (row < out_features) & (token < tokens)
     if BIAS:
         total += tl.load(bias + row, mask=valid, other=0.0)
     at = out + token * out_token + row
     if ACCUMULATE:
-        total += tl.load(at, mask=valid, other=0.0)
-    tl.store(at, total, mask=valid)
+        total += tl.load(at, mask=valid, other=0.0).to(tl.float32)
+    tl.store(at, total.to(out.dtype.element_ty), mask=valid)
 
 
 @jit
@@ -137,9 +139,9 @@ def _gemv(
         if TOKENS > 2:
             acc2 = _row_sum(x, first + 2, tokens, column, present, x_token, w, acc2)
             acc3 = _row_sum(x, first + 3, tokens, column, present, x_token, w, acc3)
-    _write(out, bias, acc0, first, tokens, row, out_features, out_token, BIAS, ACCUMULATE)
+    write_row_sums(out, bias, acc0, first, tokens, row, out_features, out_token, BIAS, ACCUMULATE)
     if TOKENS > 1:
-        _write(out, bias, acc1, first + 1, tokens, row, out_features, out_token, BIAS, ACCUMULATE)
+        write_row_sums(out, bias, acc1, first + 1, tokens, row, out_features, out_token, BIAS, ACCUMULATE)
     if TOKENS > 2:
-        _write(out, bias, acc2, first + 2, tokens, row, out_features, out_token, BIAS, ACCUMULATE)
-        _write(out, bias, acc3, first + 3, tokens, row, out_features, out_token, BIAS, ACCUMULATE)
+        write_row_sums(out, bias, acc2, first + 2, tokens, row, out_features, out_token, BIAS, ACCUMULATE)
+        write_row_sums(out, bias, acc3, first + 3, tokens, row, out_features, out_token, BIAS, ACCUMULATE)

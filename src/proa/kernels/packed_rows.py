@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from proa.kernels.gemv import write_row_sums
 from proa.kernels.triton_import import INTERPRETED, jit, tl
 from proa.kernels.weight_tiles import FP8, WeightKind, as_words
 
@@ -184,18 +185,6 @@ def _token_sum(words, x, token, tokens, x_token, word, present, KIND: tl.constex
 
 
 @jit
-def _write(out, bias, acc, token, tokens, row, out_features, out_token, BIAS: tl.constexpr, ACCUMULATE: tl.constexpr):
-    total = tl.sum(acc, 1)
-    valid = (row < out_features) & (token < tokens)
-    if BIAS:
-        total += tl.load(bias + row, mask=valid, other=0.0)
-    at = out + token * out_token + row
-    if ACCUMULATE:
-        total += tl.load(at, mask=valid, other=0.0).to(tl.float32)
-    tl.store(at, total.to(out.dtype.element_ty), mask=valid)
-
-
-@jit
 def _packed_rows(
     x,
     data,
@@ -236,9 +225,9 @@ def _packed_rows(
         if TOKENS > 2:
             acc2 += _token_sum(words, x, first + 2, tokens, x_token, word, present, KIND, BITS_ONLY) * scale
             acc3 += _token_sum(words, x, first + 3, tokens, x_token, word, present, KIND, BITS_ONLY) * scale
-    _write(out, bias, acc0, first, tokens, row, out_features, out_token, BIAS, ACCUMULATE)
+    write_row_sums(out, bias, acc0, first, tokens, row, out_features, out_token, BIAS, ACCUMULATE)
     if TOKENS > 1:
-        _write(out, bias, acc1, first + 1, tokens, row, out_features, out_token, BIAS, ACCUMULATE)
+        write_row_sums(out, bias, acc1, first + 1, tokens, row, out_features, out_token, BIAS, ACCUMULATE)
     if TOKENS > 2:
-        _write(out, bias, acc2, first + 2, tokens, row, out_features, out_token, BIAS, ACCUMULATE)
-        _write(out, bias, acc3, first + 3, tokens, row, out_features, out_token, BIAS, ACCUMULATE)
+        write_row_sums(out, bias, acc2, first + 2, tokens, row, out_features, out_token, BIAS, ACCUMULATE)
+        write_row_sums(out, bias, acc3, first + 3, tokens, row, out_features, out_token, BIAS, ACCUMULATE)
