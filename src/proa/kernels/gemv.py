@@ -93,6 +93,7 @@ def _row_sum(x, token, tokens, column, present, x_token, w, acc):
 def write_row_sums(
     out, bias, acc, token, tokens, row, out_features, out_token, BIAS: tl.constexpr, ACCUMULATE: tl.constexpr
 ):
+    """`out[token, row] = acc.sum(1) + bias`, or `+=`. acc: float32 `[rows, columns]` of one token."""
     total = tl.sum(acc, 1)
     valid = (row < out_features) & (token < tokens)
     if BIAS:
