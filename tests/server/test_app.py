@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -40,12 +41,29 @@ async def test_unexpected_errors_tell_nothing(model_dir: Path, monkeypatch: pyte
         raise RuntimeError("secret at /home/someone 0x7f00")
 
     monkeypatch.setattr(parts.metrics, "render", fail)
-    transport = httpx.ASGITransport(create_app(parts), raise_app_exceptions=False)
+    transport = httpx.ASGITransport(create_app(parts, on_loopback=True), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         response = await client.get("/metrics", headers={"x-request-id": "abc"})
     assert response.status_code == 500 and response.headers["x-request-id"] == "abc"
     assert response.json()["error"]["type"] == "server_error" and "secret" not in response.text
     assert "secret" in caplog.text
+
+
+async def test_pages_of_other_sites_cannot_use_a_server_without_a_key(model_dir: Path):
+    async def status(api_key: str | None, **headers: str) -> int:
+        parts = services(model_dir)
+        parts.config = dataclasses.replace(parts.config, api_key=api_key)
+        transport = httpx.ASGITransport(create_app(parts, on_loopback=True))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000") as client:
+            return (await client.get("/v1/models", headers=headers)).status_code
+
+    own = ({}, {"origin": "http://127.0.0.1:8000"}, {"origin": "app://chat"}, {"host": "localhost:8000"})
+    foreign = ({"origin": "https://evil.example"}, {"origin": "http://127.0.0.1:3000"}, {"origin": "null"},
+               {"sec-fetch-site": "cross-site"}, {"host": "evil.example:8000"})  # fmt: skip
+    assert [await status(None, **headers) for headers in own] == [200] * 4
+    assert [await status(None, **headers) for headers in foreign] == [403] * 5
+    assert [await status("k", authorization="Bearer k", **headers) for headers in foreign] == [200] * 5
+    assert await status("k", origin="https://evil.example") == 401
 
 
 class TestFrontend:

@@ -13,11 +13,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proa.core.errors import ProaError
 from proa.gateway import routes, status_page
-from proa.gateway.own_pages import OwnPages
 from proa.gateway.proxy import Proxy, ProxyLimits
 from proa.gateway.services import Services
 from proa.server.errors import RouteError, error_response
 from proa.server.gate import Gate
+from proa.server.own_pages import OwnPages
 
 __all__ = ["create_app"]
 

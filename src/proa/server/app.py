@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 from proa.core.errors import ProaError
 from proa.server.errors import RouteError, error_response
 from proa.server.gate import Gate
+from proa.server.own_pages import OwnPages
 from proa.server.routes import (
     abort_request,
     chat_completions,
@@ -34,8 +35,8 @@ _ROUTES = (
 )  # fmt: skip
 
 
-def create_app(services: Services) -> ASGIApp:
-    """The application behind its gate."""
+def create_app(services: Services, *, on_loopback: bool) -> ASGIApp:
+    """The application behind its gate. `on_loopback`: it is reached from this machine only."""
     # No generated pages: they would load scripts from elsewhere, and bodies are validated by hand.
     app = FastAPI(title="proa", openapi_url=None, docs_url=None, redoc_url=None)
     app.state.services = services
@@ -45,7 +46,9 @@ def create_app(services: Services) -> ASGIApp:
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(Exception, _on_error)
     config = services.config
-    return Gate(app, services.body_budget, api_key=config.api_key, max_body_bytes=config.max_body_bytes)
+    gate = Gate(app, services.body_budget, api_key=config.api_key, max_body_bytes=config.max_body_bytes)
+    # Whoever has the key may send it from any page.
+    return OwnPages(gate, on_loopback=on_loopback) if config.api_key is None else gate
 
 
 async def _on_error(request: Request, error: Exception) -> JSONResponse:

@@ -104,7 +104,7 @@ class _ApiProcess:
         self._drain_task: asyncio.Task[None] | None = None
 
     async def run(self, listener: socket.socket, on_started: Callable[[], None]) -> ServeResult:
-        server = self._http_server(on_started)
+        server = self._http_server(is_loopback(listener), on_started)
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(signum, self._on_signal, server)
@@ -125,7 +125,7 @@ class _ApiProcess:
             await asyncio.gather(serving, engine, frontend, grammars, return_exceptions=True)
             self._frontend.close()
 
-    def _http_server(self, on_started: Callable[[], None]) -> HttpServer:
+    def _http_server(self, on_loopback: bool, on_started: Callable[[], None]) -> HttpServer:
         config = self._config
         limits = ConnectionLimits(
             max_header_bytes=config.max_header_bytes,
@@ -135,7 +135,8 @@ class _ApiProcess:
             body_idle_timeout=config.body_idle_timeout,
             body_timeout=config.body_timeout,
         )
-        return http_server(create_app(self._services), limits, config.keep_alive_timeout, on_started)
+        app = create_app(self._services, on_loopback=on_loopback)
+        return http_server(app, limits, config.keep_alive_timeout, on_started)
 
     async def _load_frontend(self) -> ServeResult | None:
         try:

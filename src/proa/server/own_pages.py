@@ -1,4 +1,4 @@
-"""Keeps a gateway without a key from the pages of other sites.
+"""Keeps a server without a key from the pages of other sites.
 
 A browser sends requests of any page to any address, this machine's included, and lets a page read the answers of a
 name that first meant the page's own server and then 127.0.0.1.
@@ -26,12 +26,12 @@ class ForeignPageError(UserError):
     http_status = 403
 
     def __init__(self, header: str, expected: str, got: str) -> None:
-        fix = "give the gateway an API key (PROA_API_KEY), and send it"
+        fix = "give the server an API key (PROA_API_KEY), and send it"
         super().__init__(header, expected, got[:200], fix, code="foreign_page")
 
 
 class OwnPages:
-    """Lets through what programs send, and pages of the gateway itself.
+    """Lets through what programs send, and pages of the server itself.
 
     open_paths: where links of other sites may lead.
     """
@@ -46,11 +46,11 @@ class OwnPages:
         host = headers.get(b"host", b"").decode("latin-1")
         origin = headers.get(b"origin", b"").decode("latin-1")
         error = None
-        if origin and origin.partition("://")[2] != host:
-            error = ForeignPageError("origin", "a page of this gateway", origin)
+        if _is_web_page(origin) and origin.partition("://")[2] != host:
+            error = ForeignPageError("origin", "a page of this server", origin)
         elif headers.get(b"sec-fetch-site") in _OTHER_SITES and not self._may_lead_to(scope):
             # Images, links and forms come without an origin, and would start an engine.
-            error = ForeignPageError("sec-fetch-site", "a page of this gateway", "a page of another site")
+            error = ForeignPageError("sec-fetch-site", "a page of this server", "a page of another site")
         elif self._on_loopback and not _is_local(host):
             error = ForeignPageError("host", "localhost or an address", host)
         if error is None:
@@ -60,6 +60,11 @@ class OwnPages:
 
     def _may_lead_to(self, scope: Scope) -> bool:
         return scope["path"] in self._open_paths and scope["method"] in ("GET", "HEAD")
+
+
+def _is_web_page(origin: str) -> bool:
+    """Whether a browser sent it; "null" hides a page's address. Windows of programs have schemes of their own."""
+    return origin == "null" or origin.startswith(("http://", "https://"))
 
 
 def _is_local(host: str) -> bool:
