@@ -39,11 +39,11 @@ def test_measures_every_number(library, hand_over, gpu_experts):
     experts = make_spec(
         method="RAWINT4", tokens=(1,), hidden=64, intermediate=64, experts=8, top_k=2, seconds=0.02, threads=1
     )
-    spec = HybridSpec(experts, TRUNK, 3, (8, 20), gpu_experts, 0.8, int(gpu_experts > 0), 2, 3)
+    spec = HybridSpec(experts, TRUNK, 3, (8, 20), gpu_experts, 0.8, int(gpu_experts > 0), 2, 3, batches=(1, 3))
     result = run(spec, hand_over, lambda line: None, library=library, compute=no_compute)
     json.dumps(result)
-    assert result["decode"]["faults"] == 0
-    assert result["decode"]["step_ms"] > 0
+    assert [row["tokens"] for row in result["decode"]] == [1, 3]
+    assert all(row["faults"] == 0 and row["step_ms"] > 0 for row in result["decode"])
     assert [row["tokens"] for row in result["prefill"]] == [8, 20]
     assert all(row["chunk_s"] > 0 and row["stream_over_copy"] > 0 for row in result["prefill"])
     assert result["model"]["layers"] == 3 and result["machine"]["gpu"] == "none"
@@ -62,6 +62,7 @@ def test_specs_fit_memory_and_refuse_nonsense():
         {"layers": 0},
         {"gpu_experts": 385},
         {"skew": 1.0},
+        {"batches": (1, 17)},
         {"prompts": (0,)},
         {"available": 10**9},
     ):

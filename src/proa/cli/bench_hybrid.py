@@ -27,7 +27,8 @@ def hybrid(
     gpu_experts: Annotated[int, typer.Option(help="Experts of each layer on the GPU.")] = 0,
     deferred: Annotated[int, typer.Option(help="Experts of a token that come a layer late.")] = 0,
     skew: Annotated[float | None, typer.Option(help="Also experts that follow a routing of rank**-SKEW.")] = None,
-    prompts: Annotated[str, typer.Option(help="Tokens of the prompts.")] = "8192,32768",
+    batches: Annotated[str, typer.Option(help="Sequences of a decode step.")] = "1",
+    prompts: Annotated[str, typer.Option(help="Tokens of the prompts.")] = "512,8192,32768",
     threads: Annotated[int | None, typer.Option(help="CPU threads; default one per physical core but one.")] = None,
     hand_over: Annotated[str, typer.Option(help="memory or host_function.")] = "memory",
     seconds: Annotated[float, typer.Option(help="Seconds per number.")] = 2.0,
@@ -36,9 +37,10 @@ def hybrid(
 ) -> None:
     """Time decode and prompts of a stack of MoE layers with random weights, on GPU and CPU together and alone.
 
-    Decode: one token in one CUDA graph, routed experts on the CPU but for those on the GPU; beside it the CPU's and
-    the GPU's work alone, and what handing over costs per layer. Prompts: one pass of the experts over the bus beside
-    the rate of plain pinned copies and the GPU's work alone. Tokens per second are of the model's number of layers.
+    Decode: one CUDA graph, routed experts on the CPU but for those on the GPU; beside it the CPU's and the GPU's work
+    alone, and what handing over costs per layer. Prompts: one pass over the experts, all on the bus, all on the CPU
+    (up to 2048 tokens) and as planned, beside the rate of plain pinned copies, the GPU's work alone, and the least time
+    that the measured rates allow. Tokens per second are of the model's number of layers.
 
     Examples:
 
@@ -57,6 +59,7 @@ def hybrid(
         gpu_experts=gpu_experts,
         skew=skew,
         deferred=deferred,
+        batches=parse_tokens(batches),
         prompts=parse_tokens(prompts),
         threads=threads,
         seconds=seconds,

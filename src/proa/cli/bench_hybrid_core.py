@@ -3,7 +3,7 @@
     python -m proa.cli.bench_hybrid_core --model kimi-k2 --layers 8 --json
 
 Weights and routing are random, so that experts are used evenly; the trunk is plain torch products of the model's
-dimensions. Decode is one CUDA graph of all layers; a prompt is one pass of the experts over the bus.
+dimensions. Decode is one CUDA graph of all layers; a prompt is one pass over the experts, on the bus and on the CPU.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from proa import __version__
@@ -42,12 +43,18 @@ def run(spec: HybridSpec, hand_over: str, write: Callable[[str], None], **stack_
     """Builds the layers, measures decode and the prompts, and gives the JSON object."""
     stack = HybridStack(spec, hand_over=hand_over, progress=write, **stack_options)
     try:
-        results: dict[str, Any] = {"build": stack.timings, "decode": measure_decode(stack, write)}
+        stack.move_to_gpu()
+        results: dict[str, Any] = {
+            "build": stack.timings,
+            "decode": [measure_decode(stack, tokens, write) for tokens in spec.batches],
+        }
         if spec.skew is not None and spec.gpu_experts:
             results["updates"] = measure_updates(
                 stack, write, skew=spec.skew, steps=max(120, int(STEPS_PER_SECOND * spec.experts.seconds))
             )
         results["prefill"] = [measure_prefill(stack, tokens, write) for tokens in spec.prompts]
+        if stack.rates is not None:
+            results["rates"] = asdict(stack.rates)
         return report(stack, hand_over, results)
     finally:
         stack.close()
@@ -98,6 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--gpu-experts", type=int, default=0)
     parser.add_argument("--deferred", type=int, default=0, help="experts of a token that come a layer late")
     parser.add_argument("--skew", type=float, help="also experts that follow a routing of p(rank) ~ rank**-skew")
+    parser.add_argument("--batches", default="1", help="sequences of a decode step")
     parser.add_argument("--prompts", default="8192,32768")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--seconds", type=float, default=2.0)
@@ -113,6 +121,7 @@ def main(arguments: list[str] | None = None) -> int:
             gpu_experts=given.gpu_experts,
             skew=given.skew,
             deferred=given.deferred,
+            batches=parse_tokens(given.batches),
             prompts=parse_tokens(given.prompts),
             threads=given.threads,
             seconds=given.seconds,

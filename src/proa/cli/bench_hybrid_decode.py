@@ -1,4 +1,4 @@
-"""Decode of one token through the layers of a `HybridStack`: the step, its parts alone, and the hand-over."""
+"""Decode of a few tokens through the layers of a `HybridStack`: the step, its parts alone, and the hand-over."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ WARM_UP = 3
 class _Step:
     """The tensors of a step, at fixed places, and the routings that take turns."""
 
-    def __init__(self, stack: HybridStack) -> None:
+    def __init__(self, stack: HybridStack, tokens: int) -> None:
         dims, layers = stack.spec.experts.dims, stack.spec.layers
         rng = np.random.default_rng(0)
-        shape = (ROUTINGS, layers, 1, dims.top_k)
-        chosen = np.argsort(rng.random((ROUTINGS, layers, 1, dims.experts)), axis=-1)[..., : dims.top_k]
+        shape = (ROUTINGS, layers, tokens, dims.top_k)
+        chosen = np.argsort(rng.random((*shape[:3], dims.experts)), axis=-1)[..., : dims.top_k]
         self.routings = np.ascontiguousarray(chosen, np.int32)
         self.none = torch.full(shape[1:], -1, dtype=torch.int32, device=stack.device)
         self.bank = torch.from_numpy(self.routings).to(stack.device)
         self.ids = self.bank[0].clone()
-        self.weights = torch.full((1, dims.top_k), 1.0 / dims.top_k, device=stack.device)
-        self.x = torch.randn(1, dims.hidden, device=stack.device)
-        self.out = torch.zeros(1, dims.hidden, device=stack.device)
+        self.weights = torch.full((tokens, dims.top_k), 1.0 / dims.top_k, device=stack.device)
+        self.x = torch.randn(tokens, dims.hidden, device=stack.device)
+        self.out = torch.zeros(tokens, dims.hidden, device=stack.device)
         self.stack = stack
 
     def topk(self, layer: int) -> TopK:
@@ -129,16 +129,28 @@ def _cpu_alone(step: _Step) -> Callable[[int], None]:
     """The CPU's experts of a step, one layer after the other without a break."""
     stack = step.stack
     x, weights, out = (tensor.cpu().numpy() for tensor in (step.x, step.weights, step.out))
-    kept = np.ones((stack.spec.layers, stack.spec.experts.dims.experts), np.bool_)
-    for i, gpu in enumerate(stack.gpus):
-        kept[i, gpu.experts] = False
-    here = np.where(kept[np.arange(len(kept))[None, :, None, None], step.routings], step.routings, np.int32(-1))
+    here = _on_cpu(step)
 
     def call(routing: int) -> None:
         for layer, ids in zip(stack.layers, here[routing], strict=True):
             layer.forward(x, ids, weights, out)
 
     return call
+
+
+def _on_cpu(step: _Step) -> np.ndarray:
+    """The routings, -1 for the GPU's experts."""
+    stack = step.stack
+    kept = np.ones((stack.spec.layers, stack.spec.experts.dims.experts), np.bool_)
+    for i, gpu in enumerate(stack.gpus):
+        kept[i, gpu.experts] = False
+    return np.where(kept[np.arange(len(kept))[None, :, None, None], step.routings], step.routings, np.int32(-1))
+
+
+def _experts_read(step: _Step) -> float:
+    """Experts that the CPU reads in a step, each once a layer however many tokens chose it; the routings' mean."""
+    rows = _on_cpu(step).reshape(ROUTINGS * step.stack.spec.layers, -1)
+    return step.stack.spec.layers * statistics.fmean(len(set(row.tolist()) - {-1}) for row in rows)
 
 
 def _replay(step: _Step, work: Callable[[], None]) -> _Side:
@@ -153,11 +165,10 @@ def _in_turn(sides: list[_Side], seconds: float) -> None:
             side.round(seconds / ROUNDS)
 
 
-def measure_decode(stack: HybridStack, write: Callable[[str], None]) -> dict[str, float]:
-    """Seconds as milliseconds of a step of all layers in memory; the hand-over in microseconds per layer."""
-    write("decode")
-    stack.move_to_gpu()
-    step, seconds, layers = _Step(stack), stack.spec.experts.seconds, stack.spec.layers
+def measure_decode(stack: HybridStack, tokens: int, write: Callable[[str], None]) -> dict[str, float]:
+    """Milliseconds of a step of all layers in memory, of so many sequences; the hand-over in microseconds per layer."""
+    write(f"decode of {tokens} tokens")
+    step, seconds, layers = _Step(stack, tokens), stack.spec.experts.seconds, stack.spec.layers
     cpu, gpu, whole = _Side(step, _cpu_alone(step)), _replay(step, step.gpu_only), _replay(step, step.all_layers)
     _in_turn([cpu, whole, gpu], seconds)
     step.bank = step.none[None].expand(ROUTINGS, *step.none.shape)  # no experts: what is left is the hand-over
@@ -166,9 +177,8 @@ def measure_decode(stack: HybridStack, write: Callable[[str], None]) -> dict[str
     cpu_alone, gpu_alone, step_s = cpu.samples.median(), gpu.samples.median(), whole.samples.median()
     inside = statistics.median(whole.samples.inside)
     empty_s = empty.samples.median() - statistics.median(empty.samples.inside)
-    dims = stack.spec.experts.dims
-    read = dims.top_k * stack.spec.experts.bytes_per_expert * layers * (1 - stack.spec.gpu_experts / dims.experts)
     result = {
+        "tokens": tokens,
         "step_ms": step_s * 1e3,
         "cpu_alone_ms": cpu_alone * 1e3,
         "gpu_alone_ms": gpu_alone * 1e3,
@@ -177,10 +187,10 @@ def measure_decode(stack: HybridStack, write: Callable[[str], None]) -> dict[str
         "cpu_in_step_over_alone": inside / cpu_alone,
         "hand_over_us": (empty_s - exchange.samples.median()) / layers * 1e6,
         "exchange_us": exchange.samples.median() / layers * 1e6,
-        "cpu_gb_per_s": read / cpu_alone / 1e9,
+        "cpu_gb_per_s": _experts_read(step) * stack.spec.experts.bytes_per_expert / cpu_alone / 1e9,
         "faults": float(stack.worker.faults),
     }
-    result["model_tokens_per_s"] = layers / (step_s * stack.spec.trunk.layers)
+    result["model_tokens_per_s"] = tokens * layers / (step_s * stack.spec.trunk.layers)
     for name, value in result.items():
-        write(f"  {name} {value:.3f}")
+        write(f"  {name} {value:.4g}")
     return result

@@ -21,6 +21,8 @@ __all__ = ["measure_prefill"]
 
 PASSES = 2
 COPY_PIECE = 1 << 30
+# Longer prompts take the CPU alone seconds a layer.
+MAX_CPU_ONLY = 2048
 
 
 class _Chunk:
@@ -105,6 +107,33 @@ def _rates(stack: HybridStack, size: ExpertSize) -> PrefillRates:
     return stack.rates
 
 
+def _cpu_only(stack: HybridStack, chunk: _Chunk, streamed: list[LayerPlan]) -> float | None:
+    """Seconds of a pass for which nothing crosses the bus."""
+    if chunk.tokens > MAX_CPU_ONLY:
+        return None
+    return _seconds(stack, [LayerPlan((), plan.streamed) for plan in streamed], chunk.compute)
+
+
+def _floor(
+    rates: PrefillRates, size: ExpertSize, load: np.ndarray, streamed: list[LayerPlan], copy_rate: float
+) -> float:
+    """Seconds in which no split of the experts that cross or stay can be done: each side at its best rate all the time.
+
+    That of the copies, and of the CPU those of one token (its reads) and of many (its products), neither slowed down by
+    the other, no row sent, no trunk waited for. `load`: tokens expected at each expert.
+    """
+    read = size.nbytes / rates.cpu_s[0]
+    peak = max(tokens * size.flops / seconds for tokens, seconds in zip(rates.cpu_tokens, rates.cpu_s, strict=True))
+    total = 0.0
+    for plan in streamed:
+        here = load[list(plan.streamed)]
+        touched = float(-np.expm1(-here).sum()) * size.nbytes
+        cpu = max(touched / read, float(here.sum()) * size.flops / peak)
+        bus = touched / copy_rate
+        total += cpu * bus / (cpu + bus) if cpu and bus else 0.0
+    return total
+
+
 def measure_prefill(stack: HybridStack, tokens: int, write: Callable[[str], None]) -> dict[str, Any]:
     """Of a prompt of `tokens`; `*_s` are seconds of all layers in memory, `model_*` of the whole model's."""
     write(f"prompt of {tokens} tokens")
@@ -116,21 +145,22 @@ def measure_prefill(stack: HybridStack, tokens: int, write: Callable[[str], None
     everything = [LayerPlan(tuple(np.flatnonzero(~on_gpu).tolist()), (), 0.0) for on_gpu in resident]
     expert_bytes = sum(stack.sizes)
     streamed = sum(len(plan.streamed) for plan in everything) * expert_bytes
+    size = ExpertSize(dims.hidden, dims.intermediate, expert_bytes)
+    rates = _rates(stack, size)
     copy_rate = _copy_rate(stack)
     stream_s = _seconds(stack, everything, chunk.stream_only)
     experts_s = _without_copies(stack, chunk, everything, trunk=False)
     compute_s = _without_copies(stack, chunk, everything, trunk=True)
     chunk_s = _seconds(stack, everything, chunk.compute)
-    flops = 6.0 * tokens * dims.top_k * dims.hidden * dims.intermediate
+    cpu_only_s = _cpu_only(stack, chunk, everything)
     load = np.full(dims.experts, tokens * dims.top_k / dims.experts)
-    size = ExpertSize(dims.hidden, dims.intermediate, expert_bytes)
     trunk_s = (compute_s - experts_s) / spec.layers
-    mixed = [
-        plan_layer(load, on_gpu, tokens=tokens, size=size, rates=_rates(stack, size), trunk_s=trunk_s)
-        for on_gpu in resident
-    ]
+    mixed = [plan_layer(load, on_gpu, tokens=tokens, size=size, rates=rates, trunk_s=trunk_s) for on_gpu in resident]
+    before = stack.cpu_seconds
     mixed_s = _seconds(stack, mixed, chunk.compute) if any(plan.cpu for plan in mixed) else chunk_s
+    inside = (stack.cpu_seconds - before) / (PASSES + 1)
     best = min(chunk_s, mixed_s)
+    floor_s = max(compute_s, _floor(rates, size, load, everything, copy_rate))
     result = {
         "tokens": tokens,
         "pinned_copy_gib_per_s": copy_rate / 2**30,
@@ -142,15 +172,20 @@ def measure_prefill(stack: HybridStack, tokens: int, write: Callable[[str], None
         "experts_s": experts_s,
         "chunk_s": chunk_s,
         "chunk_over_bound": chunk_s / max(stream_s, compute_s),
-        "gpu_expert_tflops": spec.layers * flops / experts_s / 1e12,
+        "gpu_expert_tflops": spec.layers * tokens * dims.top_k * size.flops / experts_s / 1e12,
+        "cpu_only_s": cpu_only_s,
         "cpu_experts_per_layer": len(mixed[0].cpu),
         "mixed_s": mixed_s,
         "mixed_planned_s": sum(plan.seconds for plan in mixed),
+        "mixed_cpu_s": inside,
+        "mixed_cpu_planned_s": sum(plan.cpu_seconds for plan in mixed),
+        "floor_s": floor_s,
+        "floor_over_mixed": floor_s / mixed_s,
         "model_tokens_per_s": tokens / (best * spec.trunk.layers / spec.layers),
         "model_tokens_per_s_stream_only": tokens / (chunk_s * spec.trunk.layers / spec.layers),
     }
     for name, value in result.items():
-        write(f"  {name} {value:.4g}")
+        write(f"  {name} {value:.4g}" if value is not None else f"  {name} not measured")
     return result
 
 

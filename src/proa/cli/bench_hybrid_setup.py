@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from proa.cli.bench_experts_data import random_experts
-from proa.cli.bench_hybrid_spec import HybridSpec
+from proa.cli.bench_hybrid_spec import MAX_BATCH, HybridSpec
 from proa.cli.bench_hybrid_trunk import TrunkLayer
 from proa.core.errors import UnsupportedError
 from proa.moe.deferral import DeferralPlan
@@ -27,7 +27,6 @@ from proa.native.runtime import CpuRuntime
 
 __all__ = ["HybridStack", "grouped_compute", "host_bytes"]
 
-DECODE_TOKENS = 16
 MOVES = 16  # experts that change places at a time
 PIN_THREADS = 8
 
@@ -43,7 +42,7 @@ def grouped_compute(spec: HybridSpec, device: torch.device) -> ExpertCompute:
 
     dims, name = spec.experts.dims, spec.experts.method.format
     fmt = ExpertFormat(dims.hidden, dims.intermediate, name, name)
-    scratch = ExpertScratch(max((DECODE_TOKENS, *spec.prompts)), dims.top_k, dims.experts, fmt, device)
+    scratch = ExpertScratch(max((MAX_BATCH, *spec.prompts)), dims.top_k, dims.experts, fmt, device)
 
     def compute(
         x: torch.Tensor, topk: TopK, arena: torch.Tensor, table: torch.Tensor, out: torch.Tensor, accumulate: bool
@@ -84,7 +83,7 @@ class HybridStack:
         # A core is left to the thread that launches.
         physical = len(_C.cpu_info()["physical_cpus"])
         self.runtime = CpuRuntime(spec.experts.threads or max(1, physical - 1))
-        self.workspace = _C.ExpertWorkspace(self.runtime.pool, max((DECODE_TOKENS, *spec.prompts)))
+        self.workspace = _C.ExpertWorkspace(self.runtime.pool, max((MAX_BATCH, *spec.prompts)))
         progress("experts into memory")
         self.layers = self._fill()
         progress("pinning them")
@@ -150,7 +149,7 @@ class HybridStack:
         cpu = self.runtime.cpus[0]
         self.worker = _C.StreamWorker(self.driver, self.runtime.pool, cpu, hand_over, 4 * spec.layers)  # type: ignore[arg-type]
         plan = DeferralPlan.create(spec.layers, dims.top_k, spec.deferred)
-        shared = HybridShared.create(self.worker, plan, self.device, DECODE_TOKENS, dims.hidden, dims.top_k)
+        shared = HybridShared.create(self.worker, plan, self.device, MAX_BATCH, dims.hidden, dims.top_k)
         self.exchange = shared.exchange(0)
         self.decode: list[HybridDecode] = []
         for i, (layer, gpu) in enumerate(zip(self.layers, self.gpus, strict=True)):
@@ -158,7 +157,7 @@ class HybridStack:
         expert_bytes = sum(self.sizes)
         part = min(spec.part_experts, dims.experts) * expert_bytes
         self.stream = WeightStream(self.device, self.driver, part, spec.parts)
-        rows = max((DECODE_TOKENS, *spec.prompts))
+        rows = max((MAX_BATCH, *spec.prompts))
         self.shared_pass = PrefillPass(
             self.stream, self.worker, ExpertExchange(self.device, rows, dims.hidden, dims.top_k), self.compute
         )

@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 from proa.cli.bench_experts_spec import ExpertSpec, make_spec
 from proa.core.errors import ConfigError
 
-__all__ = ["TRUNKS", "HybridSpec", "TrunkDims", "make_hybrid_spec"]
+__all__ = ["MAX_BATCH", "TRUNKS", "HybridSpec", "TrunkDims", "make_hybrid_spec"]
+
+MAX_BATCH = 16  # tokens of a decode step
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ TRUNKS = {
 
 @dataclass(frozen=True, slots=True)
 class HybridSpec:
-    """One run: `layers` MoE layers in memory, decode of one token, prompts of `prompts` tokens in one pass each.
+    """One run: `layers` MoE layers in memory, decode steps of `batches` tokens, prompts of `prompts` in a pass each.
 
     `gpu_experts`: per layer. `deferred`: experts of a token that come a layer late. `skew`: of a routing that experts
     follow (`bench_hybrid_updates`); None: they stay. `parts`: of the ring that experts cross through, each of
@@ -52,6 +54,7 @@ class HybridSpec:
     deferred: int = 0
     parts: int = 4
     part_experts: int = 96
+    batches: tuple[int, ...] = (1,)
 
     @property
     def layer_bytes(self) -> int:
@@ -65,6 +68,7 @@ def make_hybrid_spec(
     layers: int,
     method: str = "RAWINT4",
     prompts: tuple[int, ...] = (8192, 32768),
+    batches: tuple[int, ...] = (1,),
     gpu_experts: int = 0,
     skew: float | None = None,
     deferred: int = 0,
@@ -86,9 +90,11 @@ def make_hybrid_spec(
         raise ConfigError("--gpu-experts", f"0 to {experts.dims.experts}", gpu_experts)
     if not all(1 <= tokens <= 1 << 16 for tokens in prompts):
         raise ConfigError("--prompts", "1 to 65536 tokens each", prompts)
+    if not all(1 <= tokens <= MAX_BATCH for tokens in batches):
+        raise ConfigError("--batches", f"1 to {MAX_BATCH} tokens each", batches)
     if skew is not None and not (0 <= skew <= 4 and gpu_experts):
         raise ConfigError("--skew", "0 to 4, with --gpu-experts", skew)
-    spec = HybridSpec(experts, TRUNKS[model], layers, prompts, gpu_experts, skew, deferred)
+    spec = HybridSpec(experts, TRUNKS[model], layers, prompts, gpu_experts, skew, deferred, batches=batches)
     if available is None:
         return spec
     fitting = available // spec.layer_bytes
