@@ -49,7 +49,8 @@ def values(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.nd
     if name.endswith((".gate.weight", "embed_tokens.weight")):
         count = min(shape[0], 4096)
         numbers = rng.standard_normal((count, shape[1]), dtype=np.float32) * np.float32(0.02)
-        return (numbers.view(np.uint32) >> 16).astype(np.uint16)
+        rows = (numbers.view(np.uint32) >> 16).astype(np.uint16)
+        return np.resize(rows, shape)  # every token chooses experts, each 4096 of them the same ones
     return None
 
 

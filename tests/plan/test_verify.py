@@ -11,11 +11,15 @@ from pathlib import Path
 import pytest
 
 from proa.convert.random_model import DIMENSIONS, write_random_model
+from proa.core.errors import ConfigError
+from proa.device.select import Gpu
 from proa.engine.config import EngineConfig
+from proa.plan.estimate import estimate_decode
 from proa.plan.hardware import GIB, Machine
 from proa.plan.memory_plan import Wanted, plan_memory
 from proa.plan.model_sizes import read_sizes
-from proa.plan.verify import _Mark, compare, resident_bytes
+from proa.plan.trial import Mark, Timed, Trial, resident_bytes, run_trial
+from proa.plan.verify import compare_memory, compare_speed
 
 MIB = 2**20
 
@@ -38,8 +42,12 @@ def test_the_plan_of_a_run_on_the_cpu_is_within_5_percent(model: Path) -> None:
     command = [sys.executable, "-m", "proa.cli.main", "plan", str(model), "--vram", "0", "--bandwidth", "50"]
     arguments = ["--context", "2048", "--concurrency", "2", "--verify", "--json"]
     done = subprocess.run([*command, *arguments], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    rows = {row["name"]: row for row in json.loads(done.stdout)["verified"]}
+    # Speed on a machine that others use too is not a test's to judge.
+    assert done.returncode in (0, 1), done.stdout + done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert {pace["name"]: pace["tokens"] for pace in found["timed"]} == {"decode": 2, "prefill": 768}
+    assert all(pace["actual"] > 0 for pace in found["timed"])
+    rows = {row["name"]: row for row in found["verified"]}
     assert abs(rows["total"]["deviation"]) <= 0.05
     assert rows["total"]["actual"] > 1.2 * GIB
 
@@ -49,16 +57,9 @@ def test_comparisons_on_a_gpu(model: Path) -> None:
     sizes = read_sizes(model)
     plan = plan_memory(sizes, Machine(64 * GIB, 50.0, int(4 * GIB)), Wanted(2048, 2))
     assert plan.uses_gpu and plan.gpu_experts == 64
-    marks = {
-        name: _Mark(gpu * MIB, ram * MIB)
-        for name, gpu, ram in (
-            ("start", 500, 900),
-            ("loaded", 2000, 1000),
-            ("cache", 2100, 1000),
-            ("built", 2200, 1100),
-        )
-    }
-    rows = compare(sizes, plan, {**marks, "end": _Mark(2300 * MIB, 1300 * MIB)}, tokens=100)
+    stages = {"start": (500, 900), "loaded": (2000, 1000), "cache": (2100, 1000), "built": (2200, 1100)}
+    marks = {name: Mark(gpu * MIB, ram * MIB) for name, (gpu, ram) in (stages | {"end": (2300, 1300)}).items()}
+    rows = compare_memory(sizes, plan, Trial(marks, 100, Timed(1, 1, 1.0), Timed(1, 1, 1.0)))
     gpu = {row.name: row for row in rows if row.device == "GPU"}
     assert gpu["total"].actual == sum(row.actual for name, row in gpu.items() if name != "total") == 1800 * MIB
     assert gpu["total"].predicted == sum(row.predicted for name, row in gpu.items() if name != "total")
@@ -66,6 +67,25 @@ def test_comparisons_on_a_gpu(model: Path) -> None:
     ram = {row.name: row for row in rows if row.device == "RAM"}
     assert ram["total"].actual == 1300 * MIB
     assert ram["total"].deviation == pytest.approx(ram["total"].predicted / (1300 * MIB) - 1)
+
+
+def test_speeds_are_those_of_what_ran(model: Path) -> None:
+    """Not of the whole context that was planned for."""
+    sizes, machine = read_sizes(model), Machine(64 * GIB, 50.0)
+    plan = plan_memory(sizes, machine, Wanted(2048, 4))
+    expected = estimate_decode(sizes, replace(plan, context=88, concurrency=2), machine)
+    step = 2 / expected.range.high * 1.01
+    trial = Trial({}, 100, Timed(768, 768, 1e-9), Timed(2, 88, step))
+    decode, prefill = compare_speed(sizes, plan, machine, trial)
+    assert decode.estimate == expected and decode.is_expected and decode.actual == pytest.approx(2 / step)
+    assert not prefill.is_expected and prefill.tokens == 768
+
+
+def test_a_share_of_a_gpu_that_is_not_there(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_memory(read_sizes(model), Machine(64 * GIB, 50.0, 4 * GIB), Wanted(2048, 2))
+    monkeypatch.setattr("proa.plan.trial.choose_gpu", lambda _: Gpu(0, "GPU", 3 * GIB, 8 * GIB))
+    with pytest.raises(ConfigError, match=r"\[--vram\] expected at most the 3.00 GiB that are free here, got 4.00"):
+        run_trial(model, plan, vram_bytes=4 * GIB)
 
 
 def test_the_engine_of_a_plan_has_its_flags(model: Path) -> None:

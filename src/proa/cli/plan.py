@@ -16,7 +16,7 @@ from proa.cli import console
 from proa.cli.flags import DEMO
 from proa.cli.loading import ByteDisplay
 from proa.convert.demo_path import demo_model_path
-from proa.core.errors import CheckpointError, ConfigError
+from proa.core.errors import CheckpointError
 
 if TYPE_CHECKING:
     from proa.plan.advice import Advice
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from proa.plan.hardware import Machine
     from proa.plan.memory_plan import MemoryPlan
     from proa.plan.model_sizes import ModelSizes
-    from proa.plan.verify import Comparison
+    from proa.plan.verify import Comparison, Pace
 
 __all__ = ["register"]
 
@@ -61,7 +61,7 @@ def plan(
     config.json is enough; model.safetensors.index.json beside it says which weights are quantized, complete weights
     give exact sizes. The machine is this one, or the one that the flags describe. Estimates are intervals. When the
     model does not fit, up to three ways to make it fit are shown, and the exit status is 1. With --verify it is 1 too
-    where GPU memory or RAM of a run are more than 5 % off the plan.
+    where GPU memory or RAM of a run are more than 5 % off the plan, or a speed is not in its interval.
 
     Examples:
 
@@ -79,8 +79,6 @@ def plan(
     from proa.plan.model_sizes import read_sizes
 
     overrides = Overrides(vram, ram, bandwidth, pcie)
-    if verify and vram:
-        raise ConfigError("--verify", "the GPU of this machine, or --vram 0", f"--vram {vram:g}", "leave --vram out")
     wanted = Wanted(context, concurrency)
     sizes = read_sizes(_directory(model))
     wanted.context_for(sizes.info.max_position_embeddings)
@@ -88,29 +86,36 @@ def plan(
     memory = plan_memory(sizes, machine, wanted)
     ways = [] if memory.fits else cheapest_ways(sizes, machine, wanted)
     decode, prefill = estimate_decode(sizes, memory, machine), estimate_prefill(sizes, memory, machine)
-    compared = _verify(_directory(model), sizes, memory) if verify and memory.fits else []
+    compared, paces = ([], []) if not (verify and memory.fits) else _verify(_directory(model), sizes, memory, machine)
     if json_output:
         found = _as_json(model, sizes, machine, memory, decode, prefill, ways)
         found["verified"] = [{**asdict(row), "deviation": row.deviation} for row in compared]
+        found["timed"] = [{**asdict(pace), "is_expected": pace.is_expected} for pace in paces]
         console.out.print(json.dumps(found), soft_wrap=True, markup=False)
     else:
         _print_memory(model, sizes, machine, memory)
         _print_speed(memory, decode, prefill)
         _print_verdict(model, memory, ways)
         if compared:
-            _print_comparison(compared)
-    if not memory.fits or any(row.name == "total" and abs(row.deviation) > _MOST_DEVIATION for row in compared):
+            _print_comparison(compared, paces)
+    is_off = any(row.name == "total" and abs(row.deviation) > _MOST_DEVIATION for row in compared)
+    if not memory.fits or is_off or not all(pace.is_expected for pace in paces):
         raise typer.Exit(1)
 
 
-def _verify(path: Path, sizes: ModelSizes, memory: MemoryPlan) -> list[Comparison]:
-    from proa.plan.verify import verify  # here, as in `plan`
+def _verify(path: Path, sizes: ModelSizes, memory: MemoryPlan, machine: Machine) -> tuple[list[Comparison], list[Pace]]:
+    from proa.plan.trial import run_trial  # here, as in `plan`
+    from proa.plan.verify import compare_memory, compare_speed
 
     display = ByteDisplay()
+    vram = machine.vram_bytes if "vram" in machine.told else None
     try:
-        return verify(path, sizes, memory, lambda done, total: display.update("loading", done, total))
+        trial = run_trial(
+            path, memory, vram_bytes=vram, report=lambda done, total: display.update("loading", done, total)
+        )
     finally:
         display.close()
+    return compare_memory(sizes, memory, trial), compare_speed(sizes, memory, machine, trial)
 
 
 def _directory(model: str) -> Path:
@@ -205,7 +210,7 @@ def _print_verdict(model: str, memory: MemoryPlan, ways: list[Advice]) -> None:
         console.out.print(f"  {number}. {way.text}", soft_wrap=True, markup=False)
 
 
-def _print_comparison(rows: list[Comparison]) -> None:
+def _print_comparison(rows: list[Comparison], paces: list[Pace]) -> None:
     table = Table(title="GiB, planned and found in a run", title_justify="left")
     for header in ("", "", "planned", "found", "off by"):
         table.add_column(header, justify="left" if header == "" else "right")
@@ -213,6 +218,14 @@ def _print_comparison(rows: list[Comparison]) -> None:
         style = "bold" if row.name == "total" else None
         cells = (row.device, row.name, _gib(row.predicted), _gib(row.actual), f"{row.deviation:+.1%}")
         table.add_row(*cells, style=style)
+    console.out.print(table)
+    table = Table(title="Tokens per second, expected and found in a run", title_justify="left")
+    for header in ("", "expected", "found"):
+        table.add_column(header, justify="left" if header == "" else "right")
+    for pace in paces:
+        name = f"{pace.name}, {pace.tokens} tokens" + (f" after {pace.context}" if pace.name == "decode" else "")
+        expected = f"{_rate(pace.estimate.range.low)} to {_rate(pace.estimate.range.high)}"
+        table.add_row(name, expected, _rate(pace.actual), style=None if pace.is_expected else "red")
     console.out.print(table)
 
 

@@ -44,7 +44,7 @@ from proa.weights.checkpoint import Checkpoint
 from proa.weights.expert_source import ExpertSource
 from proa.weights.progress import LoadProgress, LoadStatus
 
-__all__ = ["load_checkpoint"]
+__all__ = ["load_checkpoint", "load_on"]
 
 logger = logging.getLogger("proa.engine")
 
@@ -71,11 +71,15 @@ def load_checkpoint(config: EngineConfig, report: Report) -> LoadedModel:
     Raises:
         CheckpointError, UnsupportedError, ConfigError: the user has to mend something.
     """
+    return load_on(config, choose_gpu(config.device), report)
+
+
+def load_on(config: EngineConfig, gpu: Gpu | None, report: Report) -> LoadedModel:
+    """The same with the trunk on `gpu`, of which no more than its `free_bytes` are used; None: on the CPU."""
     checkpoint = Checkpoint.open(config.model_path)
     model_info = inspect(checkpoint)
     experts = None if config.expert_path is None else open_experts(checkpoint, config.expert_path)
     check_expert_method(checkpoint, config.expert_method, experts)
-    gpu = choose_gpu(config.device)
     if gpu is None:
         loaded = _load_on_cpu(config, checkpoint, model_info, experts, report)
     else:

@@ -1,32 +1,16 @@
-"""A plan beside a run: the model is loaded and computes, and what it takes is compared with what was predicted.
-
-GPU memory is what the driver says is used (as nvidia-smi does), from the CUDA context on; RAM is the resident set of
-this process.
-"""
+"""A plan beside a run: what was predicted of memory and speed, and what was found."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-import torch
-
-from proa.core.errors import ProaError
-from proa.core.sampling_params import SamplingParams
-from proa.device.select import choose_gpu
-from proa.engine.build import LoadedModel, build_engine
-from proa.engine.engine import Engine
-from proa.engine.load import load_checkpoint
-from proa.ipc.messages import Generate
-from proa.kvcache.pool import KVPool
+from proa.plan.estimate import Estimate, estimate_decode, estimate_prefill
+from proa.plan.hardware import Machine
 from proa.plan.memory_plan import MemoryPlan
 from proa.plan.model_sizes import ModelSizes
+from proa.plan.trial import Trial
 
-__all__ = ["Comparison", "compare", "resident_bytes", "verify"]
-
-_PROMPT, _ANSWER = 64, 16  # of every request that runs beside others
+__all__ = ["Comparison", "Pace", "compare_memory", "compare_speed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,42 +29,34 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class _Mark:
-    gpu: int
-    ram: int
+class Pace:
+    """`name`: "decode" or "prefill", of what the run had: tokens per second, estimated and found."""
+
+    name: str
+    tokens: int
+    context: int
+    estimate: Estimate
+    actual: float
+
+    @property
+    def is_expected(self) -> bool:
+        return self.estimate.range.low <= self.actual <= self.estimate.range.high
 
 
-def verify(
-    path: Path, sizes: ModelSizes, plan: MemoryPlan, report: Callable[[int, int], None] = lambda *_: None
-) -> list[Comparison]:
-    """Loads the model at `path` as `plan` says, computes a long prompt and `plan.concurrency` requests together.
-
-    `report`: bytes loaded, bytes in all. Call it early in a process: what that holds already is counted as its own.
-
-    Raises:
-        ConfigError: this machine has less than what was planned for. ProaError: a request failed.
-    """
-    device = choose_gpu("cuda" if plan.uses_gpu else "cpu")
-    torch_device = None if device is None else device.torch_device
-    marks = {"start": _mark(torch_device)}
-
-    def marked(name: str) -> None:
-        marks[name] = _mark(torch_device)
-
-    torch.set_num_threads(1)
-    loaded = load_checkpoint(plan.engine_config(str(path)), report)
-    marked("loaded")
-    engine = build_engine(plan.engine_config(str(path)), _marking_capture(loaded, marked))
-    marks.setdefault("cache", _mark(torch_device))
-    marked("built")
-    tokens = _run(engine, plan, loaded.model.vocab_size)
-    marked("end")
-    return compare(sizes, plan, marks, tokens)
+def compare_speed(sizes: ModelSizes, plan: MemoryPlan, machine: Machine, trial: Trial) -> list[Pace]:
+    """The estimates for what `trial` computed, which is shorter than what `plan` allows, beside its times."""
+    decode, prefill = trial.decode, trial.prefill
+    decoded = estimate_decode(sizes, replace(plan, context=decode.context, concurrency=decode.tokens), machine)
+    prompt = estimate_prefill(sizes, replace(plan, context=prefill.tokens), machine)
+    return [
+        Pace("decode", decode.tokens, decode.context, decoded, decode.rate),
+        Pace("prefill", prefill.tokens, prefill.context, prompt, prefill.rate),
+    ]
 
 
-def compare(sizes: ModelSizes, plan: MemoryPlan, marks: dict[str, _Mark], tokens: int) -> list[Comparison]:
-    """`marks`: at "start", when "loaded", with the "cache", "built" and at the "end". `tokens`: of the cache, used."""
-    found = []
+def compare_memory(sizes: ModelSizes, plan: MemoryPlan, trial: Trial) -> list[Comparison]:
+    """Of GPU memory from the CUDA context on, by stages, and of the resident set."""
+    found, marks = [], trial.marks
     if plan.uses_gpu:
         rows, gpu = plan.vram, {name: mark.gpu for name, mark in marks.items()}
         loaded = ("trunk", "routed experts", "streaming buffers", "workspace")
@@ -95,7 +71,7 @@ def compare(sizes: ModelSizes, plan: MemoryPlan, marks: dict[str, _Mark], tokens
     # Of an embedding on the CPU, which stays in its file, only rows of tokens become resident.
     weights = rows.get("trunk", sizes.embedding_bytes) - sizes.embedding_bytes + rows["routed experts"]
     buffers = rows.get("pinned buffers", 0)
-    cache = ("KV cache" in rows) * tokens * plan.kv_token_bytes
+    cache = ("KV cache" in rows) * trial.used_tokens * plan.kv_token_bytes
     total = rows["process"] + weights + buffers + rows["workspace"] + cache
     # What of the workspace, and of the process, becomes resident while loading and what later is not to be told apart.
     found += [
@@ -105,60 +81,3 @@ def compare(sizes: ModelSizes, plan: MemoryPlan, marks: dict[str, _Mark], tokens
         Comparison("RAM", "total", total, ram["end"]),
     ]
     return found
-
-
-def resident_bytes(root: Path = Path("/proc/self")) -> int:
-    """Of this process, in RAM."""
-    for line in (root / "status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"{root}/status has no VmRSS")
-
-
-def _mark(device: torch.device | None) -> _Mark:
-    used = 0
-    if device is not None:
-        torch.cuda.synchronize(device)
-        free, total = torch.cuda.mem_get_info(device)
-        used = total - free
-    return _Mark(used, resident_bytes())
-
-
-def _marking_capture(loaded: LoadedModel, marked: Callable[[str], None]) -> LoadedModel:
-    """The model with a mark between KV cache and graphs."""
-    capture = loaded.capture
-    if capture is None:
-        return loaded
-
-    def marking(pool: KVPool, max_blocks: int):  # type: ignore[no-untyped-def]  # noqa: ANN202  # as Capture
-        marked("cache")
-        return capture(pool, max_blocks)
-
-    return replace(loaded, capture=marking)
-
-
-def _run(engine: Engine, plan: MemoryPlan, vocab_size: int) -> int:
-    """Returns how many slots of the KV cache were used."""
-    rng = random.Random(0)
-    block, used = 16, 0
-
-    def submit(rid: str, prompt: int, answer: int, **sampling: float) -> None:
-        nonlocal used
-        prompt = max(1, min(prompt, plan.context - answer - 1))
-        used += -(-(prompt + answer) // block) * block
-        ids = [rng.randrange(vocab_size) for _ in range(prompt)]
-        params = SamplingParams(max_tokens=answer, ignore_eos=True, **sampling)  # type: ignore[arg-type]
-        engine.submit(Generate(rid=rid, token_ids=ids, sampling=params))
-
-    def finish() -> None:
-        while engine.has_work:
-            for output in engine.step().outputs:
-                if output.error:
-                    raise ProaError("verify", "answers to all requests", output.error)
-
-    submit("long", plan.chunk + plan.chunk // 2, 2, temperature=0.0)
-    finish()
-    for number in range(plan.concurrency):
-        submit(f"beside {number}", _PROMPT, _ANSWER, temperature=1.0, top_p=0.9)
-    finish()
-    return min(used, plan.context * plan.concurrency)
