@@ -93,6 +93,13 @@ def test_other_attention_backends_of_sglang_are_taken_for_auto():
     assert "--attention-backend: trtllm_mla is taken for auto" in launch.notes
 
 
+def test_the_default_of_sglangs_expert_location_is_no_file():
+    launch = parse(["--model", "m", "--init-expert-location", "trivial"])
+    assert "--expert-location" not in launch.values
+    assert any(note.startswith("--init-expert-location: trivial") for note in launch.notes)
+    assert parse(["--model", "m", "--init-expert-location", "c.pt"]).values["--expert-location"] == "c.pt"
+
+
 @pytest.mark.parametrize(
     ("wrong", "meant"),
     [

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
+import torch
 
 from proa.core.errors import ConfigError
 from proa.engine.config import EngineConfig
@@ -43,6 +45,16 @@ def test_counts_of_routing_choose(tmp_path):
     path.write_text(json.dumps({"logical_count": counts}))
     assert placed(gpu_experts=1, expert_location=str(path)).shares[3].sum() == pytest.approx(INFO.top_k)
     assert placed(gpu_experts=1, expert_location=str(path)).on_gpu[3].tolist() == [False] * 4 + [True] * 4
+
+
+def test_counts_of_sglang_have_a_row_for_dense_layers(tmp_path):
+    counts = torch.zeros(2, 5, 8, dtype=torch.int64)  # passes, layers of the model, experts
+    counts[:, 4] = torch.arange(8)
+    torch.save({"logical_count": counts}, tmp_path / "counts.pt")
+    settings = config(gpu_experts=1, gpu_prefill_threshold=0, expert_location=str(tmp_path / "counts.pt"))
+    info = replace(INFO, dense_layers=(0,))
+    plan = place_experts(settings, info, 4, all_bytes=3200, gpu_bytes=4000)
+    assert plan.on_gpu[3].tolist() == [False] * 4 + [True] * 4
 
 
 def test_placed_experts_the_ring_and_scratch_are_planned():

@@ -1,6 +1,7 @@
 """Counting, recording and averaging of routed tokens; files of counts."""
 
 import json
+import zipfile
 
 import numpy as np
 import pytest
@@ -77,6 +78,52 @@ def test_other_files_are_refused(tmp_path, value):
     path.write_text(json.dumps(value))
     with pytest.raises(ConfigError, match=r"counts\.json"):
         ExpertStats.load(path)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.ones(1).expand(10**5, 60, 384),  # 4 bytes of storage, 18 GB of counts
+        torch.ones(2, 3).to_sparse(),
+        torch.empty(2, 3, device="meta"),
+        torch.full((2, 3), -1),
+        torch.tensor([[[1.0, 2.0]], [[3.0, -4.0]]]),
+        torch.full((1000, 1, 2), 1e308, dtype=torch.float64),  # finite, their sum is not
+        torch.tensor(3.0),
+        {"logical_count": None},
+        [torch.ones(2, 3), "text"],
+    ],
+    ids=str,
+)
+def test_hostile_tensors_are_refused(tmp_path, value):
+    torch.save(value, tmp_path / "counts.pt")
+    with pytest.raises(ConfigError, match=r"counts\.pt"):
+        ExpertStats.load(tmp_path / "counts.pt")
+
+
+def test_a_file_that_unpacks_to_more_is_refused(tmp_path):
+    torch.save(torch.ones(2, 3), tmp_path / "counts.pt")
+    with zipfile.ZipFile(tmp_path / "counts.pt", "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("counts/data/1", bytes(2**29))
+    assert (tmp_path / "counts.pt").stat().st_size < 2**20
+    with pytest.raises(ConfigError, match="at most 536870912 bytes"):
+        ExpertStats.load(tmp_path / "counts.pt")
+
+
+def test_what_never_ends_is_no_file(tmp_path):
+    (tmp_path / "counts.json").symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match="no such file"):
+        ExpertStats.load(tmp_path / "counts.json")
+
+
+def test_rows_of_dense_layers_are_left_out():
+    """SGLang's recorder has a row for every layer of the model, those of dense ones zeros."""
+    stats = ExpertStats(np.array([[0.0, 0.0], [1.0, 2.0], [3.0, 4.0]]))
+    assert stats.of_moe_layers(2, 2, (0,)).counts.tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    assert stats.of_moe_layers(3, 2).counts.tolist() == stats.counts.tolist()
+    for layers, experts, dense in ((2, 2, (1,)), (2, 3, (0,)), (2, 2, ()), (1, 2, (0,)), (4, 2, ())):
+        with pytest.raises(ConfigError, match=f"counts of {layers} x {experts} experts"):
+            stats.of_moe_layers(layers, experts, dense)
 
 
 def test_missing_and_damaged_files_are_refused(tmp_path):

@@ -126,6 +126,7 @@ def parse(arguments: Sequence[str]) -> Launch:
         notes.append(f"{flag.names[0]}: {flag.meaning}")
     _expert_source(values, notes)
     _attention(values, notes)
+    _expert_location(values, notes)
     _limit_threads(values, notes)
     return Launch(given["model"], values, notes)
 
@@ -206,6 +207,13 @@ def _attention(values: dict[str, Any], notes: list[str]) -> None:
     if asked not in _ATTENTION_BACKENDS:
         notes.append(f"--attention-backend: {asked} is taken for auto")
         del values["--attention-backend"]
+
+
+def _expert_location(values: dict[str, Any], notes: list[str]) -> None:
+    """SGLang's default is a word, not a file."""
+    if values.get("--expert-location") == "trivial":
+        del values["--expert-location"]
+        notes.append("--init-expert-location: trivial is no file of counts, none are taken")
 
 
 def _holds_gguf(path: Path) -> bool:

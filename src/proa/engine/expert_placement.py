@@ -53,7 +53,7 @@ def place_experts(config: EngineConfig, info: ExpertInfo, count: int, *, all_byt
     budget = ExpertBudget(info.layers, info.experts, count)
     stats = None if config.expert_location is None else ExpertStats.load(Path(config.expert_location))
     if stats is not None:
-        stats.require(info.layers, info.experts)
+        stats = stats.of_moe_layers(info.layers, info.experts, info.dense_layers)
     plan = ExpertPlan(
         place(config.expert_placement, budget, stats).on_gpu,
         max_deferred=config.max_deferred_experts,

@@ -106,13 +106,14 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ExpertInfo:
-    """The routed experts: `layers` of `experts` each, `top_k` of them per token."""
+    """The routed experts: `layers` of `experts` each, `top_k` of them per token; `dense_layers` have none."""
 
     layers: int
     experts: int
     top_k: int
     hidden: int
     intermediate: int
+    dense_layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +155,7 @@ def inspect(checkpoint: Checkpoint) -> ModelInfo:
             spec.moe.router.top_k,
             spec.moe.hidden,
             spec.moe.intermediate,
+            tuple(layer for layer in range(spec.num_layers) if layer not in spec.moe_layers),
         ),
     )
 

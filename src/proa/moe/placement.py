@@ -130,8 +130,8 @@ def _frequency(budget: ExpertBudget, stats: ExpertStats | None) -> np.ndarray:
             "none",
             "give --init-expert-location FILE, or take 'auto'",
         )
-    stats.require(budget.num_layers, budget.num_experts)
-    order = np.argsort(-stats.counts.reshape(-1), kind="stable")
+    counts = stats.of_moe_layers(budget.num_layers, budget.num_experts).counts
+    order = np.argsort(-counts.reshape(-1), kind="stable")
     return _from_positions(budget, order[: budget.gpu_experts])
 
 

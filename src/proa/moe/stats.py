@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,9 @@ from proa.core.errors import ConfigError
 __all__ = ["ExpertStats", "MovingAverage", "Recorder", "RoutingCounts"]
 
 KEY = "logical_count"
+_WHERE = "--init-expert-location"
+# Of a file, and of its counts in float64. SGLang records up to 1000 passes: of Kimi K2 that is 187 MB.
+_MOST_BYTES = 2**29
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,30 +36,39 @@ class ExpertStats:
         running code from it, and summed over all but the last two dimensions.
 
         Raises:
-            ConfigError: it cannot be read, or holds something else.
+            ConfigError: it cannot be read, is of more than half a GiB, or holds something else.
         """
-        where = "--init-expert-location"
         try:
-            if path.suffix == ".json":
-                value: Any = json.loads(path.read_text())
-            else:
-                value = torch.load(path, map_location="cpu", weights_only=True)
-            if isinstance(value, dict):
-                value = value[KEY]
-            counts = np.asarray(value, dtype=np.float64)
+            counts = _counts_in(path)
         except KeyError as error:
-            raise ConfigError(where, f"a file with '{KEY}'", f"'{path}' without") from error
+            raise ConfigError(_WHERE, f"a file with '{KEY}'", f"'{path}' without") from error
+        except ConfigError:
+            raise
         except Exception as error:  # whatever a damaged file makes of torch, json or numpy
-            raise ConfigError(where, "a .pt or .json file of expert counts", f"'{path}' ({error})") from error
-        if counts.ndim < 2 or not np.isfinite(counts).all() or (counts < 0).any():
-            raise ConfigError(where, "counts [..., layers, experts] of 0 or more", f"'{path}', shape {counts.shape}")
-        return cls(counts.reshape(-1, *counts.shape[-2:]).sum(axis=0))
+            reason = str(error).partition("\n")[0]
+            raise ConfigError(_WHERE, "a .pt or .json file of expert counts", f"'{path}' ({reason})") from error
+        with np.errstate(over="ignore"):
+            total = counts.reshape(-1, *counts.shape[-2:]).sum(axis=0) if counts.ndim >= 2 else counts
+        if total.ndim != 2 or not np.isfinite(total).all() or (counts < 0).any():
+            raise ConfigError(_WHERE, "counts [..., layers, experts] of 0 or more", f"'{path}', shape {counts.shape}")
+        return cls(total)
 
-    def require(self, num_layers: int, num_experts: int) -> None:
-        """ConfigError when these are counts of another model."""
-        if self.counts.shape != (num_layers, num_experts):
+    def of_moe_layers(self, num_layers: int, num_experts: int, dense_layers: Sequence[int] = ()) -> ExpertStats:
+        """The counts of a model with that many MoE layers, beside them `dense_layers` (by index among all layers).
+
+        SGLang's recorder has a row for every layer; those of dense ones are zeros and are left out.
+
+        Raises:
+            ConfigError: these are counts of another model.
+        """
+        rows = self.counts
+        dense = list(dense_layers)
+        if dense and len(rows) == num_layers + len(dense) and not rows[dense].any():
+            rows = np.delete(rows, dense, axis=0)
+        if rows.shape != (num_layers, num_experts):
             expected = f"counts of {num_layers} x {num_experts} experts"
-            raise ConfigError("--init-expert-location", expected, self.counts.shape)
+            raise ConfigError(_WHERE, expected, self.counts.shape)
+        return ExpertStats(rows)
 
     def shares(self, top_k: int) -> np.ndarray:
         """Tokens per token of the layer, `[layers, experts]`; even where a layer has no counts."""
@@ -65,6 +79,35 @@ class ExpertStats:
     def save(self, path: Path) -> None:
         """As JSON, which `load` reads."""
         path.write_text(json.dumps({KEY: self.counts.tolist()}))
+
+
+def _counts_in(path: Path) -> np.ndarray:
+    """The array in a file of `ExpertStats.load`, whatever its shape and values.
+
+    Memory is bounded: a file may unpack to more than it has, and a tensor may repeat a small storage.
+
+    Raises:
+        ConfigError: more than `_MOST_BYTES`. KeyError: a dict without counts. Others: it is damaged.
+    """
+    if not path.is_file():
+        raise FileNotFoundError("no such file")
+    nbytes = path.stat().st_size
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            nbytes = max(nbytes, sum(entry.file_size for entry in archive.infolist()))
+    if nbytes > _MOST_BYTES:
+        raise ConfigError(_WHERE, f"a file of at most {_MOST_BYTES} bytes", f"'{path}' of {nbytes}")
+    if path.suffix == ".json":
+        value: Any = json.loads(path.read_text())
+    else:
+        value = torch.load(path, map_location="cpu", weights_only=True)
+    if isinstance(value, dict):
+        value = value[KEY]
+    if isinstance(value, torch.Tensor):
+        if value.numel() * 8 > _MOST_BYTES:
+            raise ConfigError(_WHERE, f"at most {_MOST_BYTES // 8} counts", f"'{path}', shape {tuple(value.shape)}")
+        value = value.numpy()
+    return np.asarray(value, dtype=np.float64)
 
 
 class RoutingCounts:
