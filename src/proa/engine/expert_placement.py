@@ -13,7 +13,7 @@ from proa.moe.stats import ExpertStats
 
 __all__ = ["MAX_MOVES", "RAM_SLOTS", "expert_budget", "expert_count_asked", "place_experts", "with_experts"]
 
-RING_SHARE = 8  # the ring takes at most this part of the GPU's memory
+RING_SHARE = 8  # the ring takes at most this part of the GPU memory that is free
 # Experts that change places at a time: a slot each in GPU memory, and a copy in each direction beside a step.
 MAX_MOVES = 16
 # By so many experts a layer's share of the GPU may shrink: they have memory in RAM from the start.
@@ -45,7 +45,7 @@ def expert_count_asked(config: EngineConfig, layers: int, experts: int) -> int |
 
 
 def place_experts(config: EngineConfig, info: ExpertInfo, count: int, *, all_bytes: int, gpu_bytes: int) -> ExpertPlan:
-    """`count` experts on the GPU. `all_bytes`: of all routed experts; `gpu_bytes`: of the GPU's memory.
+    """`count` experts on the GPU. `all_bytes`: of all routed experts; `gpu_bytes`: of free GPU memory.
 
     Raises:
         ConfigError: routing counts that are missing, unreadable or of another model.

@@ -55,7 +55,7 @@ def fit_experts(
     """
     info, all_experts = model.experts, model.experts.layers * model.experts.experts
     DeferralPlan.create(info.layers, info.top_k, config.max_deferred_experts)  # refused before anything is read
-    place = partial(place_experts, config, info, all_bytes=expert_bytes, gpu_bytes=gpu.total_bytes)
+    place = partial(place_experts, config, info, all_bytes=expert_bytes, gpu_bytes=gpu.free_bytes)
     size = partial(with_experts, trunk, info=info, all_bytes=expert_bytes, max_tokens=max_tokens)
     asked = expert_budget(config, info)
     wanted = all_experts if asked is None else asked.gpu_experts

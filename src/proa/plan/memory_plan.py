@@ -216,7 +216,7 @@ def _with_experts(
     streams = chunk is not None and gpu_experts < experts.experts
     config = _config(wanted, context, tokens, gpu_experts=gpu_experts, streams=streams)
     count = gpu_experts * experts.layers
-    placed = place_experts(config, experts, count, all_bytes=sizes.expert_bytes, gpu_bytes=gpu.total_bytes)
+    placed = place_experts(config, experts, count, all_bytes=sizes.expert_bytes, gpu_bytes=gpu.free_bytes)
     max_tokens = tokens + wanted.concurrency
     needed = with_experts(
         sizes.gpu_trunk(max_tokens), placed, experts, all_bytes=sizes.expert_bytes, max_tokens=max_tokens
