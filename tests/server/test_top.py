@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -12,9 +13,9 @@ from typer.testing import CliRunner
 
 from proa.cli.client import Endpoint
 from proa.cli.main import app
-from proa.cli.server_metrics import fetch_metrics, parse_metrics
+from proa.cli.server_metrics import ServerMetrics, fetch_metrics, parse_metrics
 from proa.cli.top import render
-from proa.core.errors import ProaError
+from proa.core.errors import ProaError, UnavailableError
 from proa.server.rates import Rate
 
 runner = CliRunner()
@@ -78,11 +79,42 @@ def test_a_prompt_on_its_way(server: ServerProcess):
     text = httpx.get(f"{server.url}/metrics", headers=server.headers).text
     text = text.replace('proa:prefill_tokens{model_name="tiny"} 0.0', 'proa:prefill_tokens{model_name="tiny"} 32768.0')
     text = text.replace('proa:prefill_share{model_name="tiny"} 0.0', 'proa:prefill_share{model_name="tiny"} 0.5')
-    console = Console(width=120, record=True, file=None, quiet=True)
+    assert "50% of the layers, 32768 tokens" in printed(parse_metrics(text, ""), width=120)
+
+
+def printed(metrics: ServerMetrics, note: str = "", *, width: int) -> str:
+    console = Console(width=width, legacy_windows=False)
     with console.capture() as captured:
-        console.quiet = False
-        console.print(render(parse_metrics(text, ""), "the server does not answer"))
-    assert "50% of the layers, 32768 tokens" in captured.get() and "does not answer" in captured.get()
+        console.print(render(metrics, note))
+    return captured.get()
+
+
+def test_a_narrow_terminal_shows_every_layer_and_why_it_is_not_new(busy: ServerProcess):
+    text = httpx.get(f"{busy.url}/metrics", headers=busy.headers).text
+    found = replace(parse_metrics(text, ""), gpu_hits=(0.5,) * 60, prefill_tokens=100, prefill_share=0.25)
+    shown = printed(found, "the server does not answer", width=40)
+    assert shown.count("▅") == 60 and "…" not in shown
+    assert all(len(line) <= 40 for line in shown.splitlines())
+    assert shown.index("does not answer") < shown.index("requests") and "ready" not in shown
+
+
+def test_what_goes_away_is_waited_for(monkeypatch, busy: ServerProcess):
+    """A restart behind a proxy: no connection, an error page, then the server again."""
+    with busy.client() as client:
+        found = fetch_metrics(client, Endpoint(busy.url, KEY))
+    faults = [UnavailableError("x", "a server", "none"), ProaError("x", "an answer", "status 502: bad gateway")]
+
+    def fetch(*_):
+        if not faults:
+            raise KeyboardInterrupt
+        raise faults.pop(0)
+
+    looks = []
+    monkeypatch.setattr("proa.cli.top.fetch_metrics", lambda *a: found if not looks else fetch(*a))
+    monkeypatch.setattr("proa.cli.top.render", lambda _, note="": looks.append(note) or note)
+    result = runner.invoke(app, ["top", busy.url, "--interval", "0.1"])
+    assert result.exit_code == 0, result.exception
+    assert [note[4:20] for note in looks] == ["", "expected a serve", "expected an answ"]
 
 
 def test_rates_are_of_the_last_window_with_growth():

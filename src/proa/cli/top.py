@@ -18,7 +18,7 @@ from proa.cli import console
 from proa.cli.client import Endpoint
 from proa.cli.server_metrics import ServerMetrics, fetch_metrics
 from proa.core import env
-from proa.core.errors import UnavailableError
+from proa.core.errors import ProaError
 
 if TYPE_CHECKING:
     import httpx
@@ -27,6 +27,7 @@ __all__ = ["register", "render"]
 
 _BARS = "▁▂▃▄▅▆▇█"
 _BAR_WIDTH = 24
+_BESIDE_BAR = 28  # columns of the names and the frame
 _TIMEOUT_S = 5.0
 
 
@@ -88,7 +89,7 @@ def _watch(
             note = ""
             try:
                 metrics = fetch_metrics(client, endpoint)
-            except UnavailableError as error:  # it may come back
+            except ProaError as error:  # it may come back, and a proxy answers meanwhile
                 note = str(error)
             live.update(render(metrics, note), refresh=True)
 
@@ -98,28 +99,29 @@ def _print_json(metrics: ServerMetrics) -> None:
 
 
 def render(metrics: ServerMetrics, note: str = "") -> RenderableType:
-    """`note`: why these are not the newest."""
+    """`note`: why these are not the newest. It stands first, as a low terminal shows the upper rows."""
     state = "[green]ready[/]" if metrics.is_ready else "[yellow]engine not ready[/]"
+    state = "[red]no answer; as it was:[/]" if note else state
     table = Table(title=f"{escape(metrics.model)}  {state}", title_justify="left", show_header=False)
     table.add_column(style="bold")
-    table.add_column()
-    for name, text in _rows(metrics):
+    table.add_column(overflow="fold")
+    for name, text in _rows(metrics, max(4, min(_BAR_WIDTH, console.out.width - _BESIDE_BAR))):
         table.add_row(name, text)
-    return Group(table, f"[yellow]{escape(note)}[/]") if note else table
+    return Group(f"[yellow]{escape(note)}[/]", table) if note else table
 
 
-def _rows(m: ServerMetrics) -> list[tuple[str, str]]:
+def _rows(m: ServerMetrics, bar_width: int) -> list[tuple[str, str]]:
     rows = [
         ("requests", f"{m.running} running, {m.waiting} waiting"),
         ("decode", f"{m.tokens_per_s:.1f} tokens/s, last step {m.step_s * 1e3:.1f} ms"),
     ]
     if m.prefill_tokens:
         rows.append(
-            ("prefill", f"{_bar(m.prefill_share)} {m.prefill_share:.0%} of the layers, {m.prefill_tokens} tokens")
+            ("prefill", f"{_bar(m.prefill_share, bar_width)} {m.prefill_share:.0%} of the layers, {m.prefill_tokens} tokens")
         )
     used = m.kv_used / m.kv_capacity if m.kv_capacity else 0.0
     rows.append(
-        ("KV cache", f"{_bar(used)} {used:.0%} of {m.kv_capacity} tokens, {m.prefix_hit_rate:.0%} from prefixes")
+        ("KV cache", f"{_bar(used, bar_width)} {used:.0%} of {m.kv_capacity} tokens, {m.prefix_hit_rate:.0%} from prefixes")
     )
     of_ram = f", {m.bandwidth_share:.0%} of the RAM's {m.ram_gb_s:.0f}" if m.ram_gb_s else ""
     rows.append(("CPU experts", f"{m.expert_gb_s:.1f} GB/s{of_ram}"))
@@ -143,6 +145,6 @@ def _rows(m: ServerMetrics) -> list[tuple[str, str]]:
     return rows
 
 
-def _bar(share: float) -> str:
-    filled = round(min(max(share, 0.0), 1.0) * _BAR_WIDTH)
-    return "━" * filled + "[dim]" + "━" * (_BAR_WIDTH - filled) + "[/]"
+def _bar(share: float, width: int) -> str:
+    filled = round(min(max(share, 0.0), 1.0) * width)
+    return "━" * filled + "[dim]" + "━" * (width - filled) + "[/]"
