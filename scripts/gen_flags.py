@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from proa.cli.flags import FLAGS, Flag, default_text
+from proa.cli.flag import Flag, default_text
+from proa.cli.flags import FLAGS
 from proa.cli.sglang_flags import DEFAULT_PORT, FOREIGN, MODEL_FLAGS
 
 __all__ = ["DOCUMENT", "render"]
@@ -26,7 +27,7 @@ def render() -> str:
     lines = [
         "# Flags",
         "",
-        "Made by `make flags` from `proa.cli.flags` and `proa.cli.sglang_flags`; do not edit.",
+        "Made by `make flags` from `proa.cli.server_flags`, `engine_flags` and `sglang_flags`; do not edit.",
         "",
         "## proa serve MODEL",
         "",

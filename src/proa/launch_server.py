@@ -20,9 +20,7 @@ def main() -> int:
     """Exit status: 0 after SIGTERM, else that of `console.exit_status`."""
     try:
         launch = parse(sys.argv[1:])
-        for note in launch.notes:
-            console.err.print(f"note: {note}", markup=False, soft_wrap=True)
-        run(launch.model, launch.values)
+        run(launch.model, launch.values, launch.notes)
     except ProaError as failure:
         console.error(str(failure))
         return console.exit_status(failure)

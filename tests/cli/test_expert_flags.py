@@ -41,10 +41,9 @@ def test_launch_lines_read_gguf_experts_only_when_they_ask_for_them(paths, metho
     words = ["--model", "m", "--kt-weight-path", paths[path], *(["--kt-method", method] if method else [])]
     launch = parse(words)
     values = {name: value for name, value in launch.values.items() if name.startswith("--kt")}
-    noted = {note.partition(":")[0] for note in launch.notes}
     assert values.get("--kt-weight-path") == (paths[path] if honoured else None)
     assert values.get("--kt-method") == (method.upper() if method else None)
-    assert ("--kt-weight-path" in noted) is not honoured
+    assert ("--kt-weight-path" in launch.notes) is not honoured
 
 
 def test_serve_hands_them_to_the_engine(tmp_path):

@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from proa.cli import serve
-from proa.cli.flags import FLAGS, by_owner, default_of, default_text
+from proa.cli.flag import default_of, default_text
+from proa.cli.flags import FLAGS, by_owner
 from proa.cli.main import app
 from proa.convert.demo_path import demo_model_path
 from proa.core.errors import ConfigError, ProaError

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 import torch
 from tests.models.paging import Pager, all_logits
 from tests.models.test_batch_independence import in_one_forward, prompt
 from tests.models.variants import VARIANTS
 
-from proa.attention.backend import create_attention
+from proa.attention.backend import create_attention, gpu_backend
 from proa.attention.shape import HeadShape
 from proa.core.errors import ConfigError
 from proa.device.cpu import CpuDevice
@@ -17,6 +19,24 @@ from proa.device.cpu import CpuDevice
 def test_unknown_backend_names_the_known_ones(runtime):
     with pytest.raises(ConfigError, match=r"\['cpu', 'torch', 'triton'\], got fast"):
         create_attention("fast", CpuDevice(runtime), HeadShape(4, 16))
+
+
+@pytest.mark.parametrize(
+    ("asked", "has_triton", "backend", "said"),
+    [
+        ("auto", True, "triton", "Triton kernels"),
+        ("triton", True, "triton", "Triton kernels"),
+        ("flashinfer", True, "triton", "instead of flashinfer"),
+        ("torch", True, "torch", "slow"),
+        ("torch", False, "torch", "slow"),
+        ("auto", False, "torch", "triton is not installed"),
+        ("flashinfer", False, "torch", "instead of flashinfer, slow: the package triton is not installed"),
+    ],
+)
+def test_what_runs_on_a_gpu_is_said(monkeypatch, asked, has_triton, backend, said):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: object() if has_triton else None)
+    name, text = gpu_backend(asked)
+    assert name == backend and said in text
 
 
 def test_one_model_serves_two_pools_in_turn(make_case):

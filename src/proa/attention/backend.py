@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 from collections.abc import Callable
 from typing import Protocol
 
@@ -18,8 +17,6 @@ from proa.device.backend import Device
 from proa.kvcache.pool import KVPool
 
 __all__ = ["AttentionBackend", "AttentionStep", "create_attention", "gpu_backend"]
-
-_log = logging.getLogger("proa.attention")
 
 
 class AttentionStep(Protocol):
@@ -77,10 +74,13 @@ def create_attention(name: str, device: Device, shape: HeadShape) -> AttentionBa
     return BACKENDS[name](device, shape)
 
 
-def gpu_backend(asked: str) -> str:
-    """The backend on a GPU for "auto", "triton", "torch" or "flashinfer"."""
+def gpu_backend(asked: str) -> tuple[str, str]:
+    """The backend on a GPU for "auto", "triton", "torch" or "flashinfer", and what to say of it."""
+    if asked == "torch":
+        return "torch", "torch: plain operations, slow"
+    instead = f" instead of {asked}" if asked in {"triton", "flashinfer"} else ""
+    if importlib.util.find_spec("triton") is None:
+        return "torch", f"torch{instead}, slow: the package triton is not installed"
     if asked == "flashinfer":
-        _log.info("attention runs on proa's own Triton kernels, not on flashinfer")
-    if asked == "torch" or importlib.util.find_spec("triton") is None:
-        return "torch"
-    return "triton"
+        return "triton", "proa's own Triton kernels instead of flashinfer"
+    return "triton", "proa's Triton kernels"

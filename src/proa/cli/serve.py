@@ -15,7 +15,9 @@ import typer
 
 from proa.cli import console
 from proa.cli.fit import ways_to_fit
-from proa.cli.flags import DEMO, FLAGS, Flag, by_owner, check_values, default_text
+from proa.cli.flag import Flag, default_text
+from proa.cli.flag_report import FlagReport
+from proa.cli.flags import DEMO, FLAGS, by_owner, check_values
 from proa.cli.loading import ByteDisplay, EngineDisplay
 from proa.convert.demo_path import demo_model_path
 from proa.core import env
@@ -84,8 +86,8 @@ def _parameter(flag: Flag) -> inspect.Parameter:
     )
 
 
-def run(model: str, values: Mapping[str, Any]) -> None:
-    """Serve until SIGTERM. `values` maps flag names to values; None is the default.
+def run(model: str, values: Mapping[str, Any], notes: Mapping[str, str] | None = None) -> None:
+    """Serve until SIGTERM. `values` maps flag names to values; None is the default. `notes`: see `FlagReport`.
 
     Raises:
         ConfigError: a value is wrong, or the address is taken.
@@ -102,6 +104,7 @@ def run(model: str, values: Mapping[str, Any]) -> None:
         _ENGINE_COMMAND,
         engine.to_json(),
         on_status=EngineDisplay(ByteDisplay()),
+        on_ready=FlagReport(values, notes).show,
         on_listening=lambda url: _log.info("%s at %s/v1", server.model_name, url),
     )
     if result.exit_code:

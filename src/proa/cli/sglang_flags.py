@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from proa.cli.flags import FLAGS, Flag
+from proa.cli.flag import Flag
+from proa.cli.flags import FLAGS
 from proa.core.errors import ConfigError, UnsupportedError
 from proa.core.expert_directory import is_converted, is_kt_kernel
 
@@ -89,11 +90,11 @@ FOREIGN: tuple[ForeignFlag, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A parsed command line: values by flag name of `proa.cli.flags`, one note per flag that sets nothing here."""
+    """A parsed command line: values by flag name of `proa.cli.flags`; by SGLang's name what is done instead."""
 
     model: str
     values: dict[str, Any]
-    notes: list[str]
+    notes: dict[str, str]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -117,13 +118,13 @@ def parse(arguments: Sequence[str]) -> Launch:
         raise ConfigError("launch_server", "--model-path DIRECTORY", "none", "name the model directory, or demo")
     values = {flag.name: given[flag.name] for flag in FLAGS if given.get(flag.name) is not None}
     values.setdefault("--port", DEFAULT_PORT)
-    notes = []
+    notes: dict[str, str] = {}
     for flag in FOREIGN:
         if given[flag.names[0]] is None:
             continue
         if flag.refused:
             raise UnsupportedError(flag.names[0], "a flag proa has", f"this one: {flag.meaning}", "leave it out")
-        notes.append(f"{flag.names[0]}: {flag.meaning}")
+        notes[flag.names[0]] = flag.meaning
     _expert_source(values, notes)
     _attention(values, notes)
     _expert_location(values, notes)
@@ -178,7 +179,7 @@ def _unknown(argument: str) -> ConfigError:
     return ConfigError("launch_server", "a known flag", repr(name), f"did you mean {nearest[0]}? --help lists all")
 
 
-def _expert_source(values: dict[str, Any], notes: list[str]) -> None:
+def _expert_source(values: dict[str, Any], notes: dict[str, str]) -> None:
     """Experts come from the path for LLAMAFILE, converted experts, and GGUF without a method; else from the model.
 
     What kt-kernel converted is not read; the model directory has the same experts in the format they were published in.
@@ -191,29 +192,28 @@ def _expert_source(values: dict[str, Any], notes: list[str]) -> None:
         return
     if is_kt_kernel(Path(path)):
         del values["--kt-weight-path"]
-        meaning = (
+        notes["--kt-weight-path"] = (
             "kt-kernel's packed bytes are not read, experts come from the model directory (`proa convert` makes others)"
         )
-        notes.append(f"--kt-weight-path: {meaning}")
         return
     if method != "auto" or not _holds_gguf(Path(path)):
         del values["--kt-weight-path"]
-        notes.append("--kt-weight-path: experts are read from the model directory as they are, nothing is converted")
+        notes["--kt-weight-path"] = "experts are read from the model directory as they are, nothing is converted"
 
 
-def _attention(values: dict[str, Any], notes: list[str]) -> None:
+def _attention(values: dict[str, Any], notes: dict[str, str]) -> None:
     """SGLang has more backends; what they compute is the same."""
     asked = values.get("--attention-backend", "auto")
     if asked not in _ATTENTION_BACKENDS:
-        notes.append(f"--attention-backend: {asked} is taken for auto")
+        notes["--attention-backend"] = f"{asked} is taken for auto"
         del values["--attention-backend"]
 
 
-def _expert_location(values: dict[str, Any], notes: list[str]) -> None:
+def _expert_location(values: dict[str, Any], notes: dict[str, str]) -> None:
     """SGLang's default is a word, not a file."""
     if values.get("--expert-location") == "trivial":
         del values["--expert-location"]
-        notes.append("--init-expert-location: trivial is no file of counts, none are taken")
+        notes["--init-expert-location"] = "trivial is no file of counts, none are taken"
 
 
 def _holds_gguf(path: Path) -> bool:
@@ -223,9 +223,9 @@ def _holds_gguf(path: Path) -> bool:
         return False
 
 
-def _limit_threads(values: dict[str, Any], notes: list[str]) -> None:
+def _limit_threads(values: dict[str, Any], notes: dict[str, str]) -> None:
     """A launch line written for a larger machine still starts: more threads than CPUs are cut, and it is said."""
     allowed = len(os.sched_getaffinity(0))
     if values.get("--threads", 0) > allowed:
-        notes.append(f"--kt-cpuinfer: {values['--threads']} threads asked for, {allowed} CPUs here: {allowed} threads")
+        notes["--kt-cpuinfer"] = f"{values['--threads']} threads asked for, {allowed} CPUs here: {allowed} threads"
         values["--threads"] = allowed

@@ -116,13 +116,11 @@ def _rows(m: ServerMetrics, bar_width: int) -> list[tuple[str, str]]:
         ("decode", f"{m.tokens_per_s:.1f} tokens/s, last step {m.step_s * 1e3:.1f} ms"),
     ]
     if m.prefill_tokens:
-        rows.append(
-            ("prefill", f"{_bar(m.prefill_share, bar_width)} {m.prefill_share:.0%} of the layers, {m.prefill_tokens} tokens")
-        )
+        progress = f"{m.prefill_share:.0%} of the layers, {m.prefill_tokens} tokens"
+        rows.append(("prefill", f"{_bar(m.prefill_share, bar_width)} {progress}"))
     used = m.kv_used / m.kv_capacity if m.kv_capacity else 0.0
-    rows.append(
-        ("KV cache", f"{_bar(used, bar_width)} {used:.0%} of {m.kv_capacity} tokens, {m.prefix_hit_rate:.0%} from prefixes")
-    )
+    cache = f"{used:.0%} of {m.kv_capacity} tokens, {m.prefix_hit_rate:.0%} from prefixes"
+    rows.append(("KV cache", f"{_bar(used, bar_width)} {cache}"))
     of_ram = f", {m.bandwidth_share:.0%} of the RAM's {m.ram_gb_s:.0f}" if m.ram_gb_s else ""
     rows.append(("CPU experts", f"{m.expert_gb_s:.1f} GB/s{of_ram}"))
     if m.gpu_hits:

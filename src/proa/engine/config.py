@@ -38,7 +38,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     expert_method: what format the experts are in, an error when they are not; auto: any. LLAMAFILE: in GGUF files.
     expert_activations: what gated MLPs (routed and shared experts, dense layers) may round their inputs to.
     device: of the trunk; auto: a GPU where there is a usable one. Routed experts are in RAM either way.
-    attention_backend: on a GPU; flashinfer where that package is missing means auto.
+    attention_backend: on a GPU; for flashinfer triton is taken.
     mem_fraction_static: share of the GPU's memory that weights and KV cache may take together.
     disable_cuda_graph, cuda_graph_max_bs: decode steps of up to so many sequences are captured as CUDA graphs at start.
     gpu_experts, gpu_experts_ratio: routed experts on the GPU at most, per layer or of all; the ratio goes first. None:

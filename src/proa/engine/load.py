@@ -62,6 +62,8 @@ GPU_SETTINGS = {
     "gpu_prefill_threshold": None,
     "mem_fraction_static": None,
     "attention_backend": "auto",
+    "disable_cuda_graph": False,
+    "cuda_graph_max_bs": 16,
 }
 
 
@@ -110,7 +112,7 @@ def _load_on_cpu(
         weight_bytes=weight_bytes + scratch_bytes(checkpoint, max_forward_tokens(config), config.num_threads)
     )
     runtime = CpuRuntime(config.num_threads)
-    model = _load(config, None, runtime, checkpoint, experts, plan.max_model_len, report)
+    model = _load(config, None, runtime, checkpoint, experts, plan.max_model_len, report, "cpu")
     # Planned scratch is an upper bound.
     plan = plan_for(weight_bytes=weight_bytes + model.workspace_bytes)
     info = {**plan.notes, **_info(config, model_info, runtime), "device": "cpu", **_without_gpu(config)}
@@ -136,11 +138,16 @@ def _load_on_gpu(
         check_pinning(CudaDriver(), int(expert_bytes * (1 - away)))
     # One core for the thread that launches: threads of the experts stay awake during a step.
     runtime = CpuRuntime(config.num_threads, spare=1)
-    model = _load(config, gpu, runtime, checkpoint, experts, plan.max_model_len, report, placed)
+    attention, notes["attention_backend"] = gpu_backend(config.attention_backend)
+    model = _load(config, gpu, runtime, checkpoint, experts, plan.max_model_len, report, attention, placed)
     notes = {**plan.notes, **_info(config, model_info, runtime), **notes}
-    capture = None
-    if model.is_capturable and not config.disable_cuda_graph:
-        capture = partial(_capture, model, min(config.cuda_graph_max_bs, config.max_running_requests))
+    capture, most = None, min(config.cuda_graph_max_bs, config.max_running_requests)
+    if config.disable_cuda_graph:
+        notes["cuda_graphs"] = "none, as asked for"
+    elif model.is_capturable:
+        capture, notes["cuda_graphs"] = partial(_capture, model, most), f"decode steps of 1 to {most} sequences"
+    else:
+        notes["cuda_graphs"] = "none: experts in RAM are waited for between kernels"
     return LoadedModel(
         model,
         model_info.layout,
@@ -161,7 +168,7 @@ def _gpu_bytes(checkpoint: Checkpoint, experts: ExpertSource | None, max_tokens:
 def _without_gpu(config: EngineConfig) -> dict[str, str]:
     """What is said of settings that mean nothing without a GPU."""
     unused = [name for name, default in GPU_SETTINGS.items() if getattr(config, name) != default]
-    return {"without_gpu": f"not used: {', '.join(unused)}"} if unused else {}
+    return dict.fromkeys(unused, "not used: the trunk runs on the CPU")
 
 
 def _without_gpu_experts(
@@ -201,6 +208,7 @@ def _load(
     experts: ExpertSource | None,
     max_positions: int,
     report: Report,
+    attention: str,
     expert_plan: ExpertPlan | None = None,
 ) -> Model:
     return load_model(
@@ -212,7 +220,7 @@ def _load(
         experts=experts,
         expert_activations=config.expert_activations,
         device=create_device(gpu, runtime),
-        attention="cpu" if gpu is None else gpu_backend(config.attention_backend),
+        attention=attention,
         expert_plan=expert_plan,
     )
 

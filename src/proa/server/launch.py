@@ -51,6 +51,7 @@ def serve(
     engine_config_json: bytes,
     *,
     on_status: Callable[[EngineStatus], None] | None = None,
+    on_ready: Callable[[Ready], None] | None = None,
     on_listening: Callable[[str], None] | None = None,
 ) -> ServeResult:
     """Serve until a signal or until the engine cannot start. Must run in the main thread.
@@ -59,6 +60,7 @@ def serve(
         engine_command: program and arguments of the engine process.
         engine_config_json: the engine's configuration; addresses and parent_pid are filled in here.
         on_status: told about every change of the engine's state and load progress, on the event loop: must not block.
+        on_ready: told what each engine says of itself when it takes requests.
         on_listening: told the base URL once requests are accepted (the engine may still be loading).
 
     Raises:
@@ -68,19 +70,25 @@ def serve(
     url = base_url(listener)
     if config.api_key is None and not is_loopback(listener):
         logger.warning("listening on %s without an API key: everyone who reaches it can use it", url)
-    process = _ApiProcess(config, engine_command, engine_config_json, on_status or (lambda _: None))
+    process = _ApiProcess(config, engine_command, engine_config_json, on_status or _ignore, on_ready or _ignore)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(process.run(listener, lambda: (on_listening or (lambda _: None))(url)))
+        return runner.run(process.run(listener, lambda: (on_listening or _ignore)(url)))
 
 
 class _ApiProcess:
     """The parts of the process and the order in which they start and end."""
 
     def __init__(
-        self, config: ServerConfig, command: list[str], engine_config: bytes, on_status: Callable[[EngineStatus], None]
+        self,
+        config: ServerConfig,
+        command: list[str],
+        engine_config: bytes,
+        on_status: Callable[[EngineStatus], None],
+        on_ready: Callable[[Ready], None],
     ) -> None:
         self._config = config
         self._on_status = on_status
+        self._on_ready = on_ready
         self._metrics = Metrics(config.model_name)
         self._engine = EngineProcess(
             command,
@@ -184,6 +192,7 @@ class _ApiProcess:
     def _engine_message(self, message: FromEngine) -> None:
         if isinstance(message, Ready):
             self._metrics.engine_ready(message)
+            self._on_ready(message)
         self._client.handle(message)
 
     def _engine_down(self, reason: str) -> None:
@@ -196,6 +205,10 @@ class _ApiProcess:
         self._services.status = status
         self._metrics.engine_status(status)
         self._on_status(status)
+
+
+def _ignore(_: object) -> None:
+    pass
 
 
 def _result_of(task: asyncio.Task[ServeResult | None]) -> ServeResult | None:
