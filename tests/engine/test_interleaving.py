@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 
 import pytest
 import torch
-from fake_model import NUM_LAYERS, RAISE, FakeModel, greedy
+from fake_model import NO_GPU_MEMORY, NUM_LAYERS, RAISE, FakeModel, greedy
 from harness import Harness, fake_engine
 
 from proa.attention.batch import ForwardBatch, StillWanted
@@ -21,10 +21,10 @@ class TimedModel(FakeModel):
 
     def __init__(self, layer_s: Callable[[int], float]) -> None:
         super().__init__()
-        self.tokens = 0  # of the pass
+        self.tokens = 0  # of the pass that was begun last
         self.now = 0.0
         self._layer_s = layer_s
-        self.inside = 0  # passes between two layers
+        self.passes: list[int] = []  # tokens of those between two layers
 
     def clock(self) -> float:
         return self.now
@@ -38,20 +38,23 @@ class TimedModel(FakeModel):
         self, batch: ForwardBatch, kv: KVPool, still_wanted: StillWanted | None = None
     ) -> Generator[float, None, torch.Tensor]:
         is_pass = batch.num_single < batch.token_ids.numel()
-        assert not (is_pass and self.inside), "two passes at once"
+        depth = len(self.passes)
         if is_pass:
+            assert depth < 2, "three passes at once"
             self.tokens = batch.token_ids.numel()
-        self.inside += is_pass
+            self.passes.append(self.tokens)
         try:
             layers = super().layers(batch, kv, still_wanted)
             for layer in range(NUM_LAYERS + 1):
+                assert len(self.passes) == depth + is_pass, "a pass went on while another one was between its layers"
                 self.now += self._layer_s(layer) if is_pass else 0.0
                 try:
                     yield next(layers)
                 except StopIteration as end:
                     return end.value
         finally:
-            self.inside -= is_pass
+            if is_pass:
+                self.passes.pop()
 
 
 def prompt(seed: int, length: int) -> list[int]:
@@ -182,7 +185,7 @@ def test_answers_that_are_due_and_prompts_that_are_preempted_lose_nothing(caplog
     while harness.engine.has_work:
         harness.step()
         # A pass that was planned has begun: else it would write to the blocks of who is preempted meanwhile.
-        assert (harness.engine.running_pass is not None) == (harness.model.inside > 0)
+        assert (harness.engine.running_pass is not None) == (len(harness.model.passes) > 0)
     assert harness.engine._scheduler.num_preempted > 3
     assert not caplog.records, "nothing failed and was tried again"
     for rid, tokens in prompts.items():
@@ -224,3 +227,103 @@ def test_progress_is_told_within_a_pass() -> None:
     done = [tokens for _, tokens in harness.progress]
     # Passes of 5 s, told twice a second.
     assert 18 <= len(done) <= 22 and done == sorted(done) and 500 in done and done[-1] > 900
+
+
+# A layer of 500 tokens takes 50 ms, one of 20 tokens 2 ms, and a pass has 101 of them.
+TOKEN_S = 0.0001
+
+
+def in_proportion(**config: object) -> Harness:
+    """An engine that knows how long its passes take, an answer that runs, and a long prompt in the middle of a pass."""
+    harness = timed(**config)
+    model = harness.model
+    model._layer_s = lambda _: TOKEN_S * model.passes[-1]
+    for tokens in (500, 20):
+        harness.submit(f"known{tokens}", prompt(tokens, tokens), max_tokens=1)
+        harness.run()
+    harness.submit("answer", prompt(1, 5), max_tokens=1400)
+    harness.step()
+    harness.submit("long", prompt(2, 500), max_tokens=3)
+    while harness.engine.running_pass is None or harness.engine.running_pass.share_done < 0.2:
+        harness.step()
+    return harness
+
+
+def test_a_short_prompt_overtakes_a_long_pass_between_two_of_its_layers() -> None:
+    harness = in_proportion()
+    asked = harness.model.now
+    harness.submit("short", prompt(3, 20), max_tokens=3)
+    found = gaps(harness, "answer", "short")
+    assert harness.model.now - asked < 0.6, "its own 0.2 s, a layer and two steps, and not what is left of 5 s"
+    assert not harness.results["long"].tokens and harness.engine.running_pass.num_tokens == 500
+    found += gaps(harness, "answer", "long")
+    assert max(found) <= 0.2 + 0.05 + 1e-9
+    harness.run()
+    for rid, tokens in (("short", prompt(3, 20)), ("long", prompt(2, 500))):
+        assert harness.results[rid].tokens == greedy(tokens, 3)
+    assert harness.results["answer"].tokens == greedy(prompt(1, 5), 1400)
+
+
+def test_a_long_pass_takes_at_most_twice_as_long_for_those_that_overtake_it() -> None:
+    harness = in_proportion()
+    # As many steps to the answer come in the time, and in that the overtaking takes.
+    started, before = harness.model.now, len(harness.results["answer"].tokens)
+    count = 0
+    while not harness.results["long"].tokens:
+        harness.submit(f"short{count}", prompt(100 + count, 20), max_tokens=1)
+        while not harness.results[f"short{count}"].tokens and not harness.results["long"].tokens:
+            harness.step()
+        count += 1
+        assert count < 100
+    steps = len(harness.results["answer"].tokens) - before
+    assert harness.model.now - started - steps * DECODE_S <= 2 * 101 * 500 * TOKEN_S
+    assert count > 20
+    harness.run()
+    assert harness.results["long"].tokens == greedy(prompt(2, 500), 3)
+
+
+def test_what_is_not_much_shorter_waits() -> None:
+    harness = in_proportion()
+    harness.submit("middle", prompt(3, 400), max_tokens=1)
+    harness.run()
+    assert harness.model.forwards.count(400) == 1
+    harness = timed()  # nothing is known of its passes
+    harness.submit("long", prompt(2, 500), max_tokens=1)
+    harness.submit("answer", prompt(1, 5), max_tokens=50)
+    harness.step()
+    harness.submit("short", prompt(3, 20), max_tokens=1)
+    while not harness.results["short"].tokens:
+        harness.step()
+    assert harness.results["long"].tokens
+
+
+@pytest.mark.parametrize("gone", ["short", "long", "both"])
+def test_who_aborts_while_one_pass_is_between_the_layers_of_another(gone: str) -> None:
+    harness = in_proportion()
+    harness.submit("short", prompt(3, 20), max_tokens=3)
+    harness.model._layer_s = lambda _: 0.1  # the next step to the answer comes in the middle
+    harness.step()
+    assert harness.model.passes == [500, 20]
+    for rid in ("short", "long") if gone == "both" else (gone,):
+        harness.engine.abort(rid)
+    harness.submit("new", prompt(4, 30), max_tokens=3)
+    harness.run()
+    for rid, tokens in (("short", prompt(3, 20)), ("long", prompt(2, 500)), ("new", prompt(4, 30))):
+        if gone in (rid, "both") and rid != "new":
+            assert harness.results[rid].finish_reason == "abort"
+        else:
+            assert harness.results[rid].tokens == greedy(tokens, 3)
+    harness.engine.check_integrity()
+
+
+@pytest.mark.parametrize("fault", [RAISE, NO_GPU_MEMORY])
+def test_a_prompt_that_fails_between_the_layers_of_a_pass_fails_alone(fault: int) -> None:
+    harness = in_proportion()
+    harness.submit("bad", [*prompt(3, 19), fault], max_tokens=3)
+    harness.submit("good", prompt(4, 30), max_tokens=3)
+    harness.run()
+    assert harness.results["bad"].finish_reason == "error"
+    assert harness.results["good"].tokens == greedy(prompt(4, 30), 3)
+    assert harness.results["long"].tokens == greedy(prompt(2, 500), 3)
+    assert harness.results["answer"].tokens == greedy(prompt(1, 5), 1400)
+    harness.engine.check_integrity()

@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 from tests.models.conftest import MAX_TOKENS
+from tests.models.interleaving import Interleaved
 from tests.models.paging import Pager, all_logits
 from tests.models.variants import VARIANTS, VOCAB
 
@@ -90,37 +91,33 @@ def test_sequences_that_leave_between_layers_change_no_bit(variant, make_case, m
 
 @covering
 def test_forwards_between_the_layers_of_another_change_no_bit(variant, make_case):
-    """While a chunk stands between two layers, answers take steps of one token and two prompts are computed whole."""
+    """While a chunk stands between two layers, answers take steps of one token and two prompts are computed whole, one
+    of them in a pass that stops between layers too."""
     model = make_case(variant).model
     long, answers = prompt(1), [prompt(seed, 12) for seed in (2, 3)]
     pager = Pager(model, num_blocks=32)
     sequences = [pager.sequence(12) for _ in answers]
-    between = iter(range(1000))
+    places = iter(range(1000))
 
-    class Interleaved:
-        layout = model.layout
+    def step(_=0):
+        place = next(places)
+        if place >= len(answers[0]):
+            return
+        before, pager.model = pager.model, model
+        pager.forward([(s, ids[place : place + 1]) for s, ids in zip(sequences, answers, strict=True)])
+        pager.model = before
 
-        def forward(self, batch, kv, still_wanted=None):
-            layers = model.layers(batch, kv, still_wanted)
-            while True:
-                try:
-                    share = next(layers)
-                except StopIteration as end:
-                    return end.value
-                assert 0 < share < 1
-                place = next(between)
-                if place % 2:
-                    ids = prompt(100 + place, 17)
-                    assert torch.equal(in_one_forward(model, ids), in_one_forward(model, ids))
-                pager.model = model
-                pager.forward([(s, ids[place : place + 1]) for s, ids in zip(sequences, answers, strict=True)])
+    def between(_):
+        ids = prompt(100, 17)
+        expected = in_one_forward(model, ids)
+        assert torch.equal(in_one_forward(Interleaved(model, step), ids), expected)
+        step()
 
-    pager.model = Interleaved()
     sequence = pager.sequence(LENGTH)
     for part in long.split(20):
-        pager.model = Interleaved()
+        pager.model = Interleaved(model, between)
         pager.forward([(sequence, part)])
-    assert next(between) >= 2
+    assert next(places) >= 2
     assert torch.equal(all_logits(sequence), in_one_forward(model, long))
     for ids, answer in zip(answers, sequences, strict=True):
         assert torch.equal(all_logits(answer), in_one_forward(model, ids)[: answer.length])

@@ -10,6 +10,7 @@ import torch
 from tests.kernels.fake_cuda import build_fake_driver
 from tests.models.conftest import MAX_TOKENS
 from tests.models.hybrid_models import load_hybrid
+from tests.models.interleaving import Interleaved
 from tests.models.paging import Pager
 from tests.models.test_gpu_trunk import greedy
 from tests.models.test_oracle import NOISE_FACTOR, reference_logits, rounding_noise, tokens
@@ -87,6 +88,57 @@ def test_logits_of_prompts_whose_experts_are_where_they_are_done_first(name, mak
         exact = reference_logits(copy.deepcopy(case.reference).double(), ids)
         served = pager.forward([(pager.sequence(PROMPT), ids)])
         assert (served.double() - exact).abs().max().item() <= NOISE_FACTOR * rounding_noise(case, ids, exact)
+
+
+@pytest.mark.parametrize("name", NAMES[:2])
+@pytest.mark.parametrize("stream_all", [True, False])
+def test_a_pass_between_the_layers_of_another_changes_no_bit(name, stream_all, make_case, device, driver, monkeypatch):
+    """Both stream, or the short one has too few tokens for it, or it is given up; answers take steps within both."""
+    plan = plan_of(case_of(make_case, name).path, 0.3, stream_from=12, stream_all=stream_all)
+    model = load_hybrid(monkeypatch, case_of(make_case, name).path, device, driver, plan, expert_activations="trunk")
+    long, texts = tokens(50, seed=5), [tokens(count, seed=count) for count in (9, 20, 30)]
+    answer = tokens(40, seed=7)
+
+    def alone(ids):
+        pager = Pager(model, num_blocks=8)
+        return pager.forward([(pager.sequence(len(ids)), ids)])
+
+    if stream_all:  # else a plan follows what was measured, and sums are in the order of the plan
+        expected, expected_texts = alone(long), [alone(ids) for ids in texts]
+    pager = Pager(model, num_blocks=40)
+    answering = pager.sequence(len(answer))
+
+    def forward(ids, between):
+        pager.model = Interleaved(model, between)
+        sequence = pager.sequence(len(ids))
+        return pager.forward([(sequence, ids)])
+
+    def step(_=0):
+        before, pager.model = pager.model, model
+        pager.forward([(answering, answer[answering.length : answering.length + 1])])
+        pager.model = before
+
+    found = []
+
+    def between(done):
+        before = pager.model
+        found.extend([forward(ids, step) for ids in texts])
+        forward(texts[1], lambda layers: layers == 1)  # given up
+        pager.model = before
+        step()
+
+    last = forward(long, between)
+    assert model.expert_faults == 0 and answering.length > 4
+    pager.model = model
+    if stream_all:
+        assert torch.equal(last, expected)
+        for index, logits in enumerate(found):
+            assert torch.equal(logits, expected_texts[index % len(texts)])
+    else:
+        case = case_of(make_case, name)
+        for ids, logits in [(long, last), *zip(texts * 2, found, strict=False)]:
+            exact = reference_logits(copy.deepcopy(case.reference).double(), ids)
+            assert (logits.double() - exact).abs().max().item() <= NOISE_FACTOR * rounding_noise(case, ids, exact)
 
 
 @pytest.mark.parametrize("name", NAMES)

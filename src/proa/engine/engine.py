@@ -91,7 +91,7 @@ class Engine:
 
     @property
     def running_pass(self) -> PrefillPass | None:
-        """Prompts that stand between two layers."""
+        """Prompts that stand between two layers; of two passes that do, the one that goes on first."""
         return self._steps.running_pass
 
     @property

@@ -58,6 +58,15 @@ class PrefillPace:
         few, many = self._expected(tokens), self._expected(than)
         return few is not None and many is not None and few <= _MUCH_SHORTER * many
 
+    def may_overtake(self, tokens: int, *, whole_s: float, left_s: float, overtaken_s: float) -> bool:
+        """Whether a pass of `tokens` goes between two layers of one that takes `whole_s`, of which `left_s` are left.
+
+        If it is expected to take half of what is left at most, and all that did so, `overtaken_s` by now, as long as
+        that one alone: so a prompt takes at most twice as long for them.
+        """
+        seconds = self._expected(tokens)
+        return seconds is not None and seconds <= _MUCH_SHORTER * left_s and overtaken_s + seconds <= whole_s
+
     def answered(self, now: float, decode_s: float | None = None) -> None:
         """All running answers have just got a token; `decode_s`: of a step that computed nothing else."""
         self._last, self._layers = now, 0

@@ -15,7 +15,10 @@ from proa.engine.scheduler import Chunk
 from proa.kvcache.pool import KVPool
 from proa.moe.traffic import ExpertTraffic, HybridTraffic
 
-__all__ = ["ForwardModel", "PrefillPass", "Runner", "StepGraphs"]
+__all__ = ["MAX_SHORT_TOKENS", "ForwardModel", "PrefillPass", "Runner", "StepGraphs"]
+
+# Of a pass between two layers of another: with more of them experts take as long as in the largest pass.
+MAX_SHORT_TOKENS = 2048
 
 
 class ForwardModel(Protocol):
@@ -45,7 +48,10 @@ class ForwardModel(Protocol):
     def layers(
         self, batch: ForwardBatch, kv: KVPool, still_wanted: StillWanted | None = None
     ) -> Generator[float, None, torch.Tensor]:
-        """The same, stopping between layers with the share of them that is done; short forwards may run there."""
+        """The same, stopping between layers with the share of them that is done.
+
+        Decode steps may run there, and one whole pass of up to MAX_SHORT_TOKENS tokens, begun as this one was.
+        """
         ...
 
     def recover(self) -> None:
@@ -81,6 +87,8 @@ class Runner:
         self._pool = pool
         size = 4 * max_tokens + max_running + max_running * max_blocks
         self._indices, self._pass_indices = (_IndexBuffer(size, pool.device) for _ in range(2))
+        short = 4 * min(MAX_SHORT_TOKENS, max_tokens) + max_running + max_running * max_blocks
+        self._short_indices = _IndexBuffer(short, pool.device)
 
     @property
     def expert_traffic(self) -> ExpertTraffic:
@@ -103,11 +111,16 @@ class Runner:
             logits = self._logits(self._build(chunks, self._indices), _watch(chunks, poll))
             return self._drawables(chunks, logits, faults)
 
-    def begin(self, chunks: Sequence[Chunk], poll: Callable[[], None] | None = None) -> PrefillPass:
-        """The same layer by layer: `forward` of decoding sequences may be called in between. One at a time."""
+    def begin(
+        self, chunks: Sequence[Chunk], poll: Callable[[], None] | None = None, *, between: bool = False
+    ) -> PrefillPass:
+        """The same layer by layer: `forward` of decoding sequences may be called in between.
+
+        One at a time, and `between` two of its layers one of MAX_SHORT_TOKENS tokens at most, which ends first.
+        """
         faults = self._model.expert_faults
         with torch.inference_mode():
-            batch = self._build(chunks, self._pass_indices)
+            batch = self._build(chunks, self._short_indices if between else self._pass_indices)
             layers = self._model.layers(batch, self._pool, _Watch(chunks, poll))
         return PrefillPass(chunks, layers, lambda logits: self._drawables(chunks, logits, faults))
 
@@ -195,7 +208,9 @@ class PrefillPass:
     ) -> None:
         self.chunks = chunks
         self.share_done = 0.0  # of the layers
-        self.seconds = 0.0  # in them, kept by who calls `advance`
+        # Kept by who calls `advance`: seconds in these layers, and in passes between them; whether it is a second try.
+        self.seconds = self.others_seconds = 0.0
+        self.is_retry = False
         self._layers = layers
         self._finish = finish
 

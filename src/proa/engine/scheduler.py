@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from proa.engine.prefill_pace import share_tokens
@@ -33,8 +34,8 @@ class Scheduler:
 
     A decode step takes one token of each decoding sequence. A pass takes prompt tokens of the running sequences that
     lack more than one (`share_tokens`), after waiting ones are admitted in order of arrival while a place and KV blocks
-    for all their tokens are left. The engine runs decode steps between the layers of a pass; whoever is preempted then
-    has no live chunk in it any more.
+    for all their tokens are left. Between the layers of a pass the engine runs decode steps, and passes of prompts that
+    are much shorter (`short_prompts`); whoever is preempted then has no live chunk in it any more.
 
     A decoding sequence that needs a block when none can be evicted preempts the youngest one. Reserving blocks for
     prompt + max_tokens instead would never preempt, but clients leave max_tokens at the rest of the context, so one
@@ -56,6 +57,7 @@ class Scheduler:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         # Totals since start; a request counts once, at its first admission.
+        self.num_added = 0  # each time it comes into the queue
         self.num_preempted = 0
         self.num_prompt_tokens = 0
         self.num_hit_tokens = 0
@@ -63,6 +65,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request."""
         insort(self.waiting, request, key=_arrival)
+        self.num_added += 1
 
     def remove(self, request: Request, *, keep_prefix: bool = True) -> None:
         """Take out a finished, aborted or failed request and free its blocks, at once usable by others.
@@ -91,6 +94,19 @@ class Scheduler:
         prompts = [request for request in self.running if request.num_remaining > 1][: self._max_prompts]
         counts = share_tokens(budget, [request.num_remaining for request in prompts])
         return [_chunk(request, count) for request, count in zip(prompts, counts, strict=True) if count]
+
+    def short_prompts(self, budget: int, running: Sequence[Chunk]) -> list[Chunk]:
+        """Chunks of whole prompts, the shortest first, `budget` tokens at most, while a pass of `running` goes on."""
+        self._admit()
+        own = {chunk.request.rid for chunk in running if chunk.live}
+        lacking = [request for request in self.running if request.num_remaining > 1 and request.rid not in own]
+        chunks: list[Chunk] = []
+        for request in sorted(lacking, key=lambda request: request.num_remaining)[: self._max_prompts]:
+            budget -= request.num_remaining
+            if budget < 0:
+                break
+            chunks.append(_chunk(request, request.num_remaining))
+        return chunks
 
     def decode(self) -> list[Chunk]:
         """Chunks of the next decode step, oldest sequence first. Sequences in a pass are none of it."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from proa.engine.device_sampler import Drawable
 from proa.engine.prefill_pace import PrefillPace
-from proa.engine.runner import PrefillPass, Runner
+from proa.engine.runner import MAX_SHORT_TOKENS, PrefillPass, Runner
 from proa.engine.scheduler import Chunk, Scheduler
 from proa.engine.step_failure import StepFailure
 from proa.ipc.messages import PrefillProgress
@@ -46,7 +46,9 @@ class Steps:
         self._max_prompt_tokens = max_prompt_tokens
         self._clock = clock
         self._fail = fail
-        self.running_pass: PrefillPass | None = None
+        # On their way: one, and between two layers of it another one.
+        self._passes: list[PrefillPass] = []
+        self._looked_at: tuple[int, int] | None = None  # of the scheduler, when short prompts were last looked for
         # Of a pass that failed: each is tried alone.
         self._suspects: list[Chunk] = []
         self._is_retry = False  # the pass is of one of them
@@ -56,30 +58,37 @@ class Steps:
         self.out_of_memory = 0  # forwards that were
         self.schedule_ms = 0.0  # of the last step
 
+    @property
+    def running_pass(self) -> PrefillPass | None:
+        """The one whose layers are next."""
+        return self._passes[-1] if self._passes else None
+
     def compute(self, poll: Callable[[], None] | None) -> list[Computed]:
         """The chunks of a pass that has ended, or of a decode step if there is anything to decode.
 
         Sequences that are aborted meanwhile or that fail are left out. `poll` is called between layers.
         """
         self.schedule_ms = 0.0
-        if self.running_pass is None:
+        if not self._passes:
             chunks = self._scheduled(self._next_prompts)
             count = sum(chunk.count for chunk in chunks)
             if chunks and self.pace.is_short(count):
                 return self._prompts_and_answers(chunks, poll)
             if chunks:
-                self.running_pass, self._told = self._runner.begin(chunks, poll), self._clock()
+                self._passes.append(self._runner.begin(chunks, poll))
+                self._passes[-1].is_retry, self._told, self._looked_at = self._is_retry, self._clock(), None
                 # At once, due or not: from its first layer on a pass notices who has been preempted.
-                computed = self._next_layer(self.running_pass)
+                computed = self._next_layer(self._passes[-1])
                 if computed is not None:
                     return computed
-        while self.running_pass is not None and not (self._scheduler.is_decoding and self.pace.is_due(self._clock())):
-            computed = self._next_layer(self.running_pass)
+        while self._passes and not (self._scheduler.is_decoding and self.pace.is_due(self._clock())):
+            self._let_short_prompts_in(poll)
+            computed = self._next_layer(self._passes[-1])
             if computed is not None:
                 return computed
         chunks = self._scheduled(self._scheduler.decode)
         if not chunks:
-            assert self.running_pass or not self._scheduler.has_requests, "requests are left but nothing is scheduled"
+            assert self._passes or not self._scheduler.has_requests, "requests are left but nothing is scheduled"
             return []
         started = self._clock()
         computed = self._forward(chunks, poll)
@@ -108,6 +117,21 @@ class Steps:
         self._oldest_waits = bool(few) and not self._oldest_waits and self.pace.is_much_shorter(few, all_tokens)
         return ending if self._oldest_waits else chunks
 
+    def _let_short_prompts_in(self, poll: Callable[[], None] | None) -> None:
+        """Begins a pass of prompts that came meanwhile between two layers of a much longer one."""
+        state = (self._scheduler.num_added, len(self._scheduler.running))
+        if len(self._passes) > 1 or self._suspects or state == self._looked_at:
+            return
+        running, self._looked_at = self._passes[0], state
+        budget = min(MAX_SHORT_TOKENS, self._max_prompt_tokens)
+        chunks = self._scheduled(lambda: self._scheduler.short_prompts(budget, running.chunks))
+        tokens = sum(chunk.count for chunk in chunks)
+        # Layers of a pass take equally long.
+        whole = running.seconds / running.share_done if running.share_done else 0.0
+        left, spent = (1.0 - running.share_done) * whole, running.others_seconds
+        if chunks and self.pace.may_overtake(tokens, whole_s=whole, left_s=left, overtaken_s=spent):
+            self._passes.append(self._runner.begin(chunks, poll, between=True))
+
     def _prompts_and_answers(self, prompts: list[Chunk], poll: Callable[[], None] | None) -> list[Computed]:
         """A pass that ends before running answers are due takes their next tokens along."""
         answers = self._scheduled(self._scheduler.decode)
@@ -133,11 +157,11 @@ class Steps:
             failure = noted(error, running.chunks)
         else:
             return self._layer_done(running, drawables, self._clock() - started)
-        self.running_pass = None
+        self._passes.pop()
         self._recover(failure)
         live = _cheapest_first(running.chunks)
-        if len(running.chunks) > 1 or (failure.is_out_of_memory and not self._is_retry):
-            self._suspects = live[::-1]
+        if len(running.chunks) > 1 or (failure.is_out_of_memory and not running.is_retry):
+            self._suspects += live[::-1]
         else:
             for chunk in live:
                 self._fail(chunk, failure.text)
@@ -151,7 +175,9 @@ class Steps:
         if drawables is None:
             self._tell_progress(running)
             return None
-        self.running_pass = None
+        self._passes.pop()
+        for longer in self._passes:
+            longer.others_seconds += running.seconds
         live = [chunk for chunk in running.chunks if chunk.live]
         if len(live) == len(running.chunks):
             self.pace.pass_done(running.num_tokens, running.seconds)

@@ -21,7 +21,7 @@ from proa.layers.norm import RMSNorm
 from proa.layers.parameters import ParameterReader
 from proa.layers.rotary import RotaryEmbedding
 from proa.layers.workspace import ExpertPlan, Workspace, measuring_workspace
-from proa.models.decoder_layer import MAX_STEP_TOKENS, DecoderLayer, DecoderSpec, Rows
+from proa.models.decoder_layer import DecoderLayer, DecoderSpec, Lane, Rows
 from proa.moe.cpu_experts import expert_scratch_bytes
 from proa.moe.hybrid_layers import hybrid_of
 from proa.moe.stats import RoutingCounts
@@ -65,12 +65,13 @@ def cpu_scratch_bytes(spec: DecoderSpec, max_tokens: int, num_threads: int | Non
 def _measured_rows(spec: DecoderSpec, max_tokens: int) -> Workspace:
     workspace = measuring_workspace(max_tokens)
     Rows(spec, workspace, max_tokens)
-    Rows(spec, workspace, 1, beside=True)
+    Rows(spec, workspace, 1, Lane.SHORT)
+    Rows(spec, workspace, 1, Lane.STEP)
     return workspace
 
 
 class Decoder:
-    """A loaded model. One forward at a time: its scratch is shared; short ones may run between those of `layers`."""
+    """A loaded model. One forward at a time: its scratch is shared; others may run between the layers of `layers`."""
 
     def __init__(
         self,
@@ -94,12 +95,12 @@ class Decoder:
         self.expert_usage = usage
         plan = workspace.expert_plan
         self._may_defer = plan is not None and plan.max_deferred > 0
-        self._rows: OrderedDict[tuple[int, bool], Rows] = OrderedDict()
+        self._rows: OrderedDict[tuple[int, Lane], Rows] = OrderedDict()
         self._hybrid = hybrid_of(workspace)
-        self._stopped = False  # `layers` is between two
+        self._stopped = 0  # how many passes are between two layers
         # Takes all scratch memory now, so that no forward does.
-        self._rows_of(workspace.max_tokens, beside=False)
-        self._rows_of(1, beside=True)
+        for lane in Lane:
+            self._rows_of(lane.tokens(workspace.max_tokens), lane)
 
     @classmethod
     def load(
@@ -181,10 +182,10 @@ class Decoder:
         Rows that `still_wanted`, asked between layers, leaves out are not computed further and have no logits. On the
         CPU a row's logits do not depend on the other rows, bit for bit.
         """
-        beside = batch.token_ids.shape[0] <= min(MAX_STEP_TOKENS, self._workspace.max_tokens)
-        assert beside or not self._stopped, "a long forward between the layers of another"
+        is_step = batch.token_ids.shape[0] <= Lane.STEP.tokens(self._workspace.max_tokens)
+        assert is_step or not self._stopped, "a long forward between the layers of another"
         self.wake()
-        layers = self._layers_of(batch, kv, still_wanted, beside=beside)
+        layers = self._layers_of(batch, kv, still_wanted, Lane.STEP if is_step else Lane.PASS)
         while True:
             try:
                 next(layers)
@@ -197,14 +198,19 @@ class Decoder:
     ) -> Generator[float, None, torch.Tensor]:
         """`forward`, stopping after every layer but the last with the share of layers that is done.
 
-        `forward` of up to MAX_STEP_TOKENS tokens may be called there; what it computes and what comes out here are the
+        There a step of few tokens may go through `forward`, and one other pass, of as many as `Lane.SHORT` holds, may
+        be begun, which ends or is given up before this one goes on. What they compute and what comes out here are the
         same bits as one after the other. On a GPU the layer is done by then. Given up by letting go of it.
         """
-        layers = self._layers_of(batch, kv, still_wanted, beside=False)
+        assert self._stopped < 2, "a pass between the layers of one that is between those of another"
+        lane = Lane.SHORT if self._stopped else Lane.PASS
+        suspended = None
+        if self._hybrid is not None and lane is Lane.SHORT:
+            suspended = self._hybrid.suspend(batch.token_ids.shape[0])
+        layers = self._layers_of(batch, kv, still_wanted, lane)
         device = self._workspace.device.torch_device
         try:
             while True:
-                self._stopped = False
                 try:
                     share = next(layers)
                 except StopIteration as end:
@@ -212,18 +218,22 @@ class Decoder:
                     return logits
                 if device.type == "cuda":
                     torch.cuda.current_stream(device).synchronize()
-                self._stopped = True
-                yield share
+                self._stopped += 1
+                try:
+                    yield share
+                finally:
+                    self._stopped -= 1
         finally:
-            self._stopped = False
+            if self._hybrid is not None and suspended is not None:
+                self._hybrid.resume(suspended)
 
     def _layers_of(
-        self, batch: ForwardBatch, kv: KVPool, still_wanted: StillWanted | None, *, beside: bool
+        self, batch: ForwardBatch, kv: KVPool, still_wanted: StillWanted | None, lane: Lane
     ) -> Generator[float, None, torch.Tensor]:
-        rows = self._rows_of(batch.token_ids.shape[0], beside=beside)
+        rows = self._rows_of(batch.token_ids.shape[0], lane)
         # A decode step: no layer leaves rows out, and nobody waits long for its end.
         singles = batch.token_ids.shape[0] == batch.num_single == batch.logit_rows.shape[0]
-        defers = self._may_defer and beside and singles
+        defers = self._may_defer and lane is Lane.STEP and singles
         if defers:
             still_wanted = None
         step = self._backend.begin(batch, kv)
@@ -239,11 +249,11 @@ class Decoder:
                     return self._logits(0)
                 wanted = wanted.to(rows.residual.device)
                 batch = batch.select(wanted)
-                rows = self._narrow(rows, wanted, beside=beside)
+                rows = self._narrow(rows, wanted, lane)
                 step = self._backend.begin(batch, kv)
             delta = rows.delta
         self._layers[-1].attend(rows, delta, batch.positions, step)
-        return self._finish(rows, batch.logit_rows, beside=beside, defers=defers)
+        return self._finish(rows, batch.logit_rows, lane, defers=defers)
 
     def wake(self) -> None:
         """Before work is queued on the device that the CPU's experts are a part of: they may be asleep."""
@@ -255,14 +265,14 @@ class Decoder:
         if self._hybrid is not None:
             self._hybrid.settle()
 
-    def _finish(self, rows: Rows, logit_rows: torch.Tensor, *, beside: bool, defers: bool) -> torch.Tensor:
+    def _finish(self, rows: Rows, logit_rows: torch.Tensor, lane: Lane, *, defers: bool) -> torch.Tensor:
         """After the attention of the last layer, which fills the cache, only rows whose logits are wanted go on."""
         count = logit_rows.shape[0]
         logits = self._logits(count)
         if count == 0:
             return logits
         if count < rows.residual.shape[0]:
-            rows = self._narrow(rows, logit_rows, beside=beside)
+            rows = self._narrow(rows, logit_rows, lane)
         self._layers[-1].feed_forward(rows, defers=defers)
         self._norm.add_forward(rows.residual, rows.delta, rows.normed)
         self._head.forward(rows.normed, logits)
@@ -271,9 +281,9 @@ class Decoder:
     def _logits(self, count: int) -> torch.Tensor:
         return torch.empty(count, self._spec.vocab_size, device=self._workspace.device.torch_device)
 
-    def _narrow(self, rows: Rows, kept: torch.Tensor, *, beside: bool) -> Rows:
+    def _narrow(self, rows: Rows, kept: torch.Tensor, lane: Lane) -> Rows:
         """Scratch views whose residual and delta are rows `kept` [K], ascending, of those of `rows`."""
-        narrowed = self._rows_of(kept.shape[0], beside=beside)
+        narrowed = self._rows_of(kept.shape[0], lane)
         # Both sets of views begin at the same memory: a row moves towards the front, past none that is still to move.
         for first in range(0, kept.shape[0], NARROW_TOKENS):
             some = kept[first : first + NARROW_TOKENS]
@@ -281,12 +291,12 @@ class Decoder:
                 target[first : first + len(some)] = source.index_select(0, some)
         return narrowed
 
-    def _rows_of(self, tokens: int, *, beside: bool) -> Rows:
+    def _rows_of(self, tokens: int, lane: Lane) -> Rows:
         """Views are built once per token count: decode steps repeat few of them."""
-        rows = self._rows.get((tokens, beside))
+        rows = self._rows.get((tokens, lane))
         if rows is None:
             assert 0 < tokens <= self._workspace.max_tokens, f"forward of {tokens} tokens"
-            rows = self._rows[tokens, beside] = Rows(self._spec, self._workspace, tokens, beside=beside)
+            rows = self._rows[tokens, lane] = Rows(self._spec, self._workspace, tokens, lane)
             if len(self._rows) > MAX_CACHED_ROWS:
                 self._rows.popitem(last=False)
         return rows

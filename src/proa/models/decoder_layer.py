@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 
 import torch
 
@@ -21,10 +22,20 @@ from proa.moe.layer import MoeLayer, MoeRows, MoeSpec
 from proa.moe.stats import RoutingCounts
 from proa.moe.traffic import ExpertTraffic
 
-__all__ = ["MAX_STEP_TOKENS", "DecoderLayer", "DecoderSpec", "Rows"]
+__all__ = ["DecoderLayer", "DecoderSpec", "Lane", "Rows"]
 
-# Of the largest decode step (engine.config).
-MAX_STEP_TOKENS = 1024
+
+class Lane(Enum):
+    """Whose rows last from one layer to the next: forwards of different lanes may stand between layers at once."""
+
+    PASS = ("", None)  # as many tokens as the scratch holds
+    SHORT = ("short.", 2048)  # a pass between the layers of another one
+    STEP = ("beside.", 1024)  # the largest decode step (engine.config)
+
+    def tokens(self, most: int) -> int:
+        """Of a forward in this lane; `most`: of any."""
+        limit = self.value[1]
+        return most if limit is None else min(limit, most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +74,13 @@ class DecoderSpec:
 class Rows:
     """Scratch views for T tokens, used by every layer in turn.
 
-    From one layer to the next only `residual` and `delta` last. `beside`: these are of their own memory, for up to
-    MAX_STEP_TOKENS tokens that run through all layers while others wait between two.
+    From one layer to the next only `residual` and `delta` last; they are of the lane's own memory.
     """
 
     __slots__ = ("attention", "delta", "moe", "normed", "residual")
 
-    def __init__(self, spec: DecoderSpec, workspace: Workspace, tokens: int, *, beside: bool = False) -> None:
-        capacity = min(MAX_STEP_TOKENS, workspace.max_tokens) if beside else None
-        prefix = "beside." if beside else ""
+    def __init__(self, spec: DecoderSpec, workspace: Workspace, tokens: int, lane: Lane = Lane.PASS) -> None:
+        prefix, capacity = lane.value[0], lane.tokens(workspace.max_tokens)
         self.residual = workspace.rows(f"{prefix}residual", tokens, spec.hidden, capacity=capacity)
         self.delta = workspace.rows(f"{prefix}delta", tokens, spec.hidden, capacity=capacity)
         self.normed = workspace.rows("normed", tokens, spec.hidden)

@@ -25,7 +25,7 @@ from proa.moe.prefill_plan import ExpertSize, LayerPlan
 from proa.moe.prefill_planner import PrefillPlanner
 from proa.moe.prefill_rates import measure_rates
 from proa.moe.stream import WeightStream
-from proa.moe.streamed_prefill import PrefillPass, StreamedPrefill
+from proa.moe.streamed_prefill import PrefillPass, StreamedPrefill, SuspendedPass
 from proa.moe.traffic import HybridTraffic
 from proa.native import _C
 from proa.native.ops import ExpertLayer
@@ -137,6 +137,16 @@ class Hybrid:
     def settle(self) -> None:
         """After a forward that raised between two layers, once the device has nothing to do."""
         self._worker.settle()
+
+    def suspend(self, tokens: int) -> SuspendedPass | None:
+        """Before a pass of `tokens` between two layers of another: what `resume` goes on with; None: none streams."""
+        streams = self.plan.stream_from is not None and tokens >= self.plan.stream_from
+        return self._pass.suspend() if self._pass is not None and streams else None
+
+    def resume(self, suspended: SuspendedPass) -> None:
+        """After that pass, whether it was computed or given up."""
+        assert self._pass is not None
+        self._pass.resume(suspended)
 
     @property
     def num_late(self) -> int:

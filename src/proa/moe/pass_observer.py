@@ -42,15 +42,18 @@ class PassObserver:
         self._record(self._ended)
 
     def learn(self) -> None:
-        """Before the next pass: what the one before has shown, if it came through all layers."""
-        if self._tokens == 0 or len(self._ended) < len(self._plans):
+        """Before the next pass: what the one before has shown, if it came through all layers.
+
+        The last one may be missing: only tokens that are drawn from go through its experts, few in most passes.
+        """
+        if self._tokens == 0 or len(self._ended) < max(1, len(self._plans) - 1):
             return
         self._ended[-1].synchronize()
         taken = [_seconds(*pair) for pair in zip(self._started, self._ended, strict=True)]
         between = [_seconds(*pair) for pair in zip(self._ended, self._started[1:], strict=False)]
         # Decode steps and layers without experts lie between some of the layers.
         trunk = min(between, default=0.0)
-        mixed = [(seconds, plan.seconds) for seconds, plan in zip(taken, self._plans, strict=True) if plan.cpu]
+        mixed = [(seconds, plan.seconds) for seconds, plan in zip(taken, self._plans, strict=False) if plan.cpu]
         self._planner.learn(
             self._tokens,
             trunk_s=trunk,

@@ -10,7 +10,7 @@ import torch
 from proa.native._C import CudaDriver
 from proa.native.ops import ExpertLayer
 
-__all__ = ["StreamGroup", "WeightStream", "make_groups"]
+__all__ = ["StreamGroup", "SuspendedStream", "WeightStream", "make_groups"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,15 @@ def make_groups(layer: int, source: ExpertLayer, experts: Sequence[int], part_ex
                 place += nbytes
         groups.append(StreamGroup(layer, chosen, tuple(starts), tuple(copies)))
     return groups
+
+
+@dataclass(frozen=True, slots=True)
+class SuspendedStream:
+    """A pass that stands before group `next`."""
+
+    groups: Sequence[StreamGroup]
+    tables: torch.Tensor
+    next: int
 
 
 class WeightStream:
@@ -115,9 +124,18 @@ class WeightStream:
         self._tables = tables.to(self.arena.device)
         self._begin_timing()
         self._groups, self._next = groups, 0
-        for part in range(min(self.num_parts, len(groups))):
-            self._mark_used(part)
-            self._enqueue(part)
+        self._fill()
+
+    def suspend(self) -> SuspendedStream:
+        """The pass as it stands, with all groups that it has waited for released; another one may `start`."""
+        return SuspendedStream(self._groups, self._tables, self._next)
+
+    def resume(self, suspended: SuspendedStream) -> None:
+        """Goes on with it. What the ring had of it is copied again; its copies are not timed."""
+        self.traffic()
+        self._timing, self._pass_bytes = None, 0
+        self._groups, self._tables, self._next = suspended.groups, suspended.tables, suspended.next
+        self._fill()
 
     def wait(self, layer: int) -> torch.Tensor:
         """The table of the next group, which is one of `layer`'s; what is enqueued now finds its experts there."""
@@ -143,6 +161,12 @@ class WeightStream:
             self._total = (self._total[0] + self._pass_bytes, self._total[1] + seconds)
             self._pass_bytes = 0
         return self._total
+
+    def _fill(self) -> None:
+        """The next groups into all parts."""
+        for index in range(self._next, min(self._next + self.num_parts, len(self._groups))):
+            self._mark_used(index % self.num_parts)
+            self._enqueue(index)
 
     def _begin_timing(self) -> None:
         self.traffic()

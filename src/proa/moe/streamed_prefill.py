@@ -13,12 +13,12 @@ from proa.moe.pass_observer import PassObserver
 from proa.moe.prefill_plan import LayerPlan
 from proa.moe.router import TopK
 from proa.moe.strategy import LayerContext
-from proa.moe.stream import WeightStream, make_groups
+from proa.moe.stream import SuspendedStream, WeightStream, make_groups
 from proa.moe.traffic import ExpertTraffic
 from proa.native._C import StreamWorker
 from proa.native.ops import ExpertLayer
 
-__all__ = ["PrefillPass", "StreamedPrefill"]
+__all__ = ["PrefillPass", "StreamedPrefill", "SuspendedPass"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,15 @@ class _Layer:
     cpu: ExpertLayer
     gpu: GpuExperts
     job: int
+
+
+@dataclass(frozen=True, slots=True)
+class SuspendedPass:
+    """A chunk between two of its layers."""
+
+    plans: Sequence[LayerPlan]
+    others: torch.Tensor
+    stream: SuspendedStream
 
 
 class PrefillPass:
@@ -102,6 +111,18 @@ class PrefillPass:
         if self.observer is not None:
             self.observer.begin(tokens, plans)
         self.begin(plans)
+
+    def suspend(self) -> SuspendedPass:
+        """The chunk that stands between two layers, so that another one may be computed whole."""
+        return SuspendedPass(self._plans, self._others, self.stream.suspend())
+
+    def resume(self, suspended: SuspendedPass) -> None:
+        """Goes on with it, whatever became of the other one. It shows nothing of the machine any more."""
+        if self.observer is not None:
+            self.observer.learn()
+            self.observer.begin(0, ())
+        self._plans, self._others = suspended.plans, suspended.others
+        self.stream.resume(suspended.stream)
 
     def rows_for_cpu(self, layer: int, topk: TopK) -> list[torch.Tensor]:
         """Tokens with an expert on the CPU, int64, as many at a time as the exchange holds."""
