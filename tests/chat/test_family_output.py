@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from proa.chat.chunkings import pieces_of
 from proa.chat.output.events import Answer, ArgumentsDelta, CallStart
-from proa.chat.output.machine import THINK, THINK_END
+from proa.chat.output.output_format import THINK, THINK_END
 from proa.chat.output.parser import FAMILIES
 from proa.chat.output.tools import DeclaredTools
 from proa.chat.replay import main

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 
 from proa.chat.output.events import Answer
-from proa.chat.output.machine import THINK, THINK_END
+from proa.chat.output.output_format import THINK, THINK_END
 from proa.chat.output.parser import ALIASES, OutputFamily, output_family
 from proa.chat.output.tools import DeclaredTools, parse_object
 from proa.chat.templates import ChatTemplate

@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from proa.chat.output.machine import THINK, THINK_END
+from proa.chat.output.output_format import THINK, THINK_END
 from proa.core.errors import UserError
 
 __all__ = ["TemplateSwitches", "flag_of"]

@@ -13,7 +13,7 @@ from proa.chat.grammar.frames import call_frame
 from proa.chat.grammar.parameters import ParameterRules
 from proa.chat.grammar.rules import RuleBook, Spelling, inside_slashes
 from proa.chat.grammar.schema import ANY_OBJECT, schema_rule
-from proa.chat.output.machine import THINK, THINK_END
+from proa.chat.output.output_format import THINK, THINK_END
 from proa.core.constraint import MAX_GRAMMAR_CHARACTERS, Constraint
 from proa.core.errors import UserError
 

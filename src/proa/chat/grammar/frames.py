@@ -11,7 +11,7 @@ from enum import Enum, auto
 
 from proa.chat.grammar.rules import Marker, Maybe, Pattern, Piece
 from proa.chat.output import deepseek_v31, glm45, kimi_k2, minimax_m2, mistral, qwen3, qwen3_coder
-from proa.chat.output.machine import THINK, THINK_END, OutputFormat, State
+from proa.chat.output.output_format import THINK, THINK_END, OutputFormat, State
 
 __all__ = ["CallFrame", "ParameterFrame", "Slot", "call_frame"]
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from proa.chat.output import deepseek_v31
 from proa.chat.output.deepseek_v31 import CALL_BEGIN, SECTION_BEGIN, SEPARATOR
 from proa.chat.output.json_body import FencedJsonBody
-from proa.chat.output.machine import CallMachine, State
+from proa.chat.output.machine import CallMachine
+from proa.chat.output.output_format import State
 
 __all__ = ["FORMAT"]
 

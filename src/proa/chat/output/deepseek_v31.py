@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from proa.chat.output.json_body import JsonBody
-from proa.chat.output.machine import THINK, THINK_END, CallMachine, OutputFormat, State
+from proa.chat.output.machine import CallMachine
+from proa.chat.output.output_format import THINK, THINK_END, OutputFormat, State
 
 __all__ = ["CALL_BEGIN", "CALL_END", "FORMAT", "SECTION_BEGIN", "SECTION_END", "SEPARATOR"]
 

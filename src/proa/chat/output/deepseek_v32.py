@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from proa.chat.output.machine import THINK, THINK_END, OutputFormat
+from proa.chat.output.output_format import THINK, THINK_END, OutputFormat
 from proa.chat.output.xml_body import XmlBody, attribute_name, attribute_parameter
 from proa.chat.output.xml_table import invoke_table
 

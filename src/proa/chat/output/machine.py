@@ -7,125 +7,32 @@ offered to: time is linear in the text, and what may be the beginning of a marke
 
 from __future__ import annotations
 
-import re
 import secrets
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
-from enum import IntEnum, auto
+from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
-from typing import Protocol
 
 from proa.chat.output.calls import CallWriter
 from proa.chat.output.events import ContentDelta, Event, Piece
-from proa.chat.output.lexer import longest_suffix_in
+from proa.chat.output.lexer import Markers
+from proa.chat.output.output_format import THINK, THINK_END, Action, OutputFormat, State
 from proa.chat.output.prose import ProseWriter
-from proa.chat.output.tools import BLANKS, DeclaredTools
+from proa.chat.output.tools import DeclaredTools
 
-__all__ = ["THINK", "THINK_END", "Action", "Body", "CallMachine", "OutputFormat", "State"]
-
-THINK = "<think>"
-THINK_END = "</think>"
-
-
-class State(IntEnum):
-    """Where in an answer the machine is."""
-
-    REASONING = auto()
-    CONTENT = auto()
-    SECTION = auto()  # inside a section of calls, outside a call
-    MAYBE_NAME = auto()  # in what is the header of a call if it names a declared tool, and text if not
-    TYPE = auto()  # in the header of a call, before or behind its name
-    NAME = auto()
-    BODY = auto()  # inside a call, between its parameters
-    KEY = auto()
-    VALUE = auto()
-    ARGUMENTS = auto()  # JSON as the model writes it
-
-
-class Body(Protocol):
-    """Turns what stands inside a call into the call. Formats without parameters of their own use `text` only."""
-
-    def begin(self, name: str, events: list[Event]) -> None:
-        """A call whose header is complete."""
-        ...
-
-    def text(self, text: str, events: list[Event], *, is_marker: bool = False) -> None:
-        """Text of ARGUMENTS or VALUE; `is_marker`: a marker that counts as text there."""
-        ...
-
-    def open_value(self, header: str, events: list[Event]) -> None:
-        """A parameter whose name is complete; its value follows as `text`."""
-        ...
-
-    def close_value(self, events: list[Event]) -> None:
-        """The end of a value."""
-        ...
-
-    def end(self, events: list[Event], *, is_cut: bool = False) -> None:
-        """The call is complete; `is_cut`: generation ended inside it, and its arguments must not look complete."""
-        ...
-
+__all__ = ["CallMachine"]
 
 # Attributes of an enum are slow to look up, and every token does.
 _CONTENT, _REASONING, _VALUE, _ARGUMENTS = State.CONTENT, State.REASONING, State.VALUE, State.ARGUMENTS
 _HEADER = frozenset({State.NAME, State.KEY, State.MAYBE_NAME})
 
-# What a marker does. True: the state it led to has to look at the marker again.
-Action = Callable[["CallMachine", list[Event]], "bool | None"]
-
-
-def _trimmed(header: str) -> str:
-    return header.strip(BLANKS)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class OutputFormat:
-    """How a family writes.
-
-    tokens: markers that its checkpoints have as one token; they count in every state, where the table does not name
-        them they are dropped. The table's other markers are always spelled out.
-    text_tokens: tokens that are a part of such a marker; they are text, though a tokenizer may call them special.
-    table: state -> marker -> what it does. No marker may be the beginning of another one of the same state.
-    body: makes the reader of what stands inside calls.
-    name: the header of a call -> the name in it.
-    """
-
-    tokens: tuple[str, ...]
-    table: Mapping[State, Mapping[str, Action]]
-    body: Callable[[CallWriter, DeclaredTools], Body]
-    name: Callable[[str], str] = _trimmed
-    text_tokens: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Lexer:
-    """Finds one state's markers in text."""
-
-    search: Callable[[str, int], re.Match[str] | None]
-    first: frozenset[str]  # the characters that markers begin with
-    beginnings: frozenset[str]
-    longest: int
-
-    def held(self, text: str, begin: int) -> int:
-        """How many characters at the end of `text[begin:]` may be the beginning of a marker."""
-        tail = text[max(begin, len(text) - self.longest) :]
-        if self.first.isdisjoint(tail):
-            return 0
-        return longest_suffix_in(tail, self.beginnings, self.longest)
-
 
 @lru_cache(maxsize=256)
-def _lexers(form: OutputFormat, spelled: frozenset[str]) -> dict[State, _Lexer]:
+def _lexers(form: OutputFormat, spelled: frozenset[str]) -> dict[State, Markers]:
     """Lexers by state; `spelled`: the markers of `form.tokens` that text can spell."""
     actions = _actions(form)
     lexers = {}
     for state in State:
-        markers = sorted(set(actions[state]) - (set(form.tokens) - spelled))
-        if markers:
-            beginnings = frozenset(marker[:length] for marker in markers for length in range(1, len(marker)))
-            pattern = re.compile("|".join(map(re.escape, markers)))
-            first = frozenset(marker[0] for marker in markers)
-            lexers[state] = _Lexer(pattern.search, first, beginnings, max(map(len, markers)))
+        if markers := set(actions[state]) - (set(form.tokens) - spelled):
+            lexers[state] = Markers.of(markers)
     return lexers
 
 
@@ -221,7 +128,7 @@ class CallMachine:
 
     # ---- text and markers ----
 
-    def _lex(self, text: str, lexers: Mapping[State, _Lexer], events: list[Event]) -> None:
+    def _lex(self, text: str, lexers: Mapping[State, Markers], events: list[Event]) -> None:
         if self._held:
             text, self._held = self._held + text, ""
         position = 0

@@ -7,7 +7,8 @@ may be missing.
 from __future__ import annotations
 
 from proa.chat.output.envelope import EnvelopeBody
-from proa.chat.output.machine import THINK, THINK_END, CallMachine, OutputFormat, State
+from proa.chat.output.machine import CallMachine
+from proa.chat.output.output_format import THINK, THINK_END, OutputFormat, State
 from proa.chat.output.tools import BLANKS
 
 __all__ = ["ARGUMENTS", "CALL", "FORMAT", "ID"]

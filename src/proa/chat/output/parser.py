@@ -20,7 +20,8 @@ from proa.chat.output import (
 from proa.chat.output.events import Event, Piece
 from proa.chat.output.json_body import JsonBody
 from proa.chat.output.lexer import MarkerLexer
-from proa.chat.output.machine import THINK, THINK_END, CallMachine, OutputFormat
+from proa.chat.output.machine import CallMachine
+from proa.chat.output.output_format import THINK, THINK_END, OutputFormat
 from proa.chat.output.tools import DeclaredTools
 from proa.core.errors import UnsupportedError
 

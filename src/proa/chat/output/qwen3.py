@@ -6,7 +6,8 @@ Both markers are one token each in Qwen's checkpoints; calls stand one behind th
 from __future__ import annotations
 
 from proa.chat.output.envelope import EnvelopeBody
-from proa.chat.output.machine import THINK, THINK_END, CallMachine, OutputFormat, State
+from proa.chat.output.machine import CallMachine
+from proa.chat.output.output_format import THINK, THINK_END, OutputFormat, State
 
 __all__ = ["CALL_BEGIN", "CALL_END", "FORMAT"]
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from proa.chat.output.machine import THINK, THINK_END, CallMachine, OutputFormat, State
+from proa.chat.output.machine import CallMachine
+from proa.chat.output.output_format import THINK, THINK_END, OutputFormat, State
 from proa.chat.output.qwen3 import CALL_BEGIN, CALL_END
 from proa.chat.output.tools import BLANKS
 from proa.chat.output.xml_body import XmlBody

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from proa.chat.output.machine import Action, CallMachine, State
+from proa.chat.output.machine import CallMachine
+from proa.chat.output.output_format import Action, State
 
 __all__ = ["invoke_table"]
 
