@@ -1,9 +1,11 @@
-"""How long running answers wait for a token while a long prompt is computed, and what they cost the prompt.
+"""How long running answers and short prompts wait while a long prompt is computed, and what they cost the prompt.
 
-    python benchmarks/serving/prefill_gap.py MODEL [--prompt 32768] [--answers 1] [--config JSON] [--jsonl FILE]
+    python benchmarks/serving/prefill_gap.py MODEL [--prompt 32768] [--short 512] [--answers 1] [--config JSON]
+        [--jsonl FILE]
 
-An engine in this process, no HTTP. First the prompt alone, then the same number of other tokens beside `--answers`
-sequences that decode. `--config`: fields of EngineConfig, for example {"max_decode_gap_ms": 200}.
+An engine in this process, no HTTP. First the prompt alone, then as many other tokens beside `--answers` sequences that
+decode, then again while a prompt of `--short` tokens comes when a fifth of its layers are done. `--config`: fields of
+EngineConfig, for example {"max_decode_gap_ms": 200}.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import json
 import random
 import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -25,6 +28,8 @@ from proa.engine.config import EngineConfig
 from proa.engine.engine import Engine
 from proa.engine.load import load_checkpoint
 from proa.ipc.messages import Generate
+
+LAYERS_DONE = 0.2
 
 
 class Run:
@@ -42,8 +47,8 @@ class Run:
         self.times[rid] = []
         self.engine.submit(Generate(rid=rid, token_ids=tokens, sampling=params))
 
-    def step(self) -> None:
-        for output in self.engine.step().outputs:
+    def step(self, poll: Callable[[], None] | None = None) -> None:
+        for output in self.engine.step(poll).outputs:
             if output.error:
                 sys.exit(output.error)
             if output.token_ids:
@@ -57,7 +62,34 @@ class Run:
         return perf_counter() - started
 
 
-def measure(engine: Engine, vocab_size: int, prompt: int, answers: int) -> dict[str, Any]:
+def overtaking(run: Run, prompt: int, short: int) -> dict[str, float]:
+    """Seconds of both until their first tokens, with no answer running."""
+    run.submit("warm short", short, 1)
+    run.first_token("warm short")
+    run.submit("short alone", short, 1)
+    alone_s = run.first_token("short alone")
+    came = 0.0
+
+    def poll() -> None:
+        nonlocal came
+        running = run.engine.running_pass
+        if not came and running is not None and running.share_done >= LAYERS_DONE:
+            came = perf_counter()
+            run.submit("short", short, 1)
+
+    started = perf_counter()
+    run.submit("overtaken", prompt, 1)
+    while not run.times["overtaken"] or not run.times.get("short"):
+        run.step(poll)
+    return {
+        "short": short,
+        "short_alone_s": alone_s,
+        "short_s": run.times["short"][0] - came,
+        "overtaken_s": run.times["overtaken"][0] - started,
+    }
+
+
+def measure(engine: Engine, vocab_size: int, prompt: int, short: int, answers: int) -> dict[str, Any]:
     run = Run(engine, vocab_size, prompt)
     run.submit("warm", min(prompt, 2048), 4)
     run.first_token("warm")
@@ -77,6 +109,7 @@ def measure(engine: Engine, vocab_size: int, prompt: int, answers: int) -> dict[
         seen = [time for time in run.times[name] if time >= begin]
         gaps += [b - a for a, b in zip([begin, *seen], [*seen, perf_counter()], strict=True)]
     engine.abort("")
+    run.step()
     return {
         "prompt": prompt,
         "answers": answers,
@@ -90,6 +123,7 @@ def measure(engine: Engine, vocab_size: int, prompt: int, answers: int) -> dict[
         "alone_tok_s": prompt / alone_s,
         "beside_tok_s": prompt / beside_s,
         "longest_layer_ms": engine.pace.layer_s * 1e3,
+        **(overtaking(run, prompt, short) if short < prompt else {}),
     }
 
 
@@ -97,6 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--prompt", default="32768", help="tokens, several after commas")
+    parser.add_argument("--short", type=int, default=512)
     parser.add_argument("--answers", type=int, default=1)
     parser.add_argument("--config", default="{}")
     parser.add_argument("--jsonl", type=Path)
@@ -110,7 +145,7 @@ def main() -> None:
     engine = build_engine(config, loaded)
     head = {"config": json.loads(given.config), "start_s": perf_counter() - started, "info": loaded.info}
     for prompt in given.prompt.split(","):
-        result = measure(engine, min(loaded.model.vocab_size, 4096), int(prompt), given.answers)
+        result = measure(engine, min(loaded.model.vocab_size, 4096), int(prompt), given.short, given.answers)
         rounded = {name: round(value, 3) if isinstance(value, float) else value for name, value in result.items()}
         line = json.dumps({**head, **rounded})
         sys.stdout.write(line + "\n")
