@@ -12,6 +12,8 @@ _KEPT = 0.7
 # A pass that is expected to end in this part of the gap takes the running answers along.
 _SHORT = 0.5
 _MUCH_SHORTER = 0.5
+# A pass overtakes one of which it takes this part of what is left: shortest remaining time first, if that gains enough.
+_SOONER = 0.75
 
 
 class PrefillPace:
@@ -61,11 +63,11 @@ class PrefillPace:
     def may_overtake(self, tokens: int, *, whole_s: float, left_s: float, overtaken_s: float) -> bool:
         """Whether a pass of `tokens` goes between two layers of one that takes `whole_s`, of which `left_s` are left.
 
-        If it is expected to take half of what is left at most, and all that did so, `overtaken_s` by now, as long as
-        that one alone: so a prompt takes at most twice as long for them.
+        If it is expected to end well before that one would, and if all that did so, `overtaken_s` by now, take as long
+        as that one alone at most: so a prompt takes at most twice as long for them.
         """
         seconds = self._expected(tokens)
-        return seconds is not None and seconds <= _MUCH_SHORTER * left_s and overtaken_s + seconds <= whole_s
+        return seconds is not None and seconds <= _SOONER * left_s and overtaken_s + seconds <= whole_s
 
     def answered(self, now: float, decode_s: float | None = None) -> None:
         """All running answers have just got a token; `decode_s`: of a step that computed nothing else."""

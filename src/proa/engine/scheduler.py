@@ -34,8 +34,8 @@ class Scheduler:
 
     A decode step takes one token of each decoding sequence. A pass takes prompt tokens of the running sequences that
     lack more than one (`share_tokens`), after waiting ones are admitted in order of arrival while a place and KV blocks
-    for all their tokens are left. Between the layers of a pass the engine runs decode steps, and passes of prompts that
-    are much shorter (`short_prompts`); whoever is preempted then has no live chunk in it any more.
+    for all their tokens are left. Between the layers of a pass the engine runs decode steps, and passes of shorter
+    prompts (`short_prompts`); whoever is preempted then has no live chunk in it any more.
 
     A decoding sequence that needs a block when none can be evicted preempts the youngest one. Reserving blocks for
     prompt + max_tokens instead would never preempt, but clients leave max_tokens at the rest of the context, so one

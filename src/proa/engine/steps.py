@@ -118,7 +118,7 @@ class Steps:
         return ending if self._oldest_waits else chunks
 
     def _let_short_prompts_in(self, poll: Callable[[], None] | None) -> None:
-        """Begins a pass of prompts that came meanwhile between two layers of a much longer one."""
+        """Begins a pass of prompts that came meanwhile between two layers of a longer one."""
         state = (self._scheduler.num_added, len(self._scheduler.running))
         if len(self._passes) > 1 or self._suspects or state == self._looked_at:
             return
