@@ -28,6 +28,7 @@ from proa.kernels import reference
 from proa.models import ExpertPlan, inspect, load_model
 from proa.moe.placement import ExpertBudget, place
 from proa.moe.stats import ExpertStats, RoutingCounts
+from proa.moe.stream import WeightStream
 from proa.weights.checkpoint import Checkpoint
 
 # A family each, float32 or exact weights: greedy tokens are the same up to sums in another order.
@@ -88,6 +89,20 @@ def test_logits_of_prompts_whose_experts_are_where_they_are_done_first(name, mak
         exact = reference_logits(copy.deepcopy(case.reference).double(), ids)
         served = pager.forward([(pager.sequence(PROMPT), ids)])
         assert (served.double() - exact).abs().max().item() <= NOISE_FACTOR * rounding_noise(case, ids, exact)
+
+
+def test_nothing_crosses_the_bus_that_no_layer_waits_for(make_case, device, driver, monkeypatch):
+    """Of a prompt only the last token goes through the last layer's experts."""
+    path = case_of(make_case, NAMES[0]).path
+    model = load_hybrid(monkeypatch, path, device, driver, plan_of(path, 0.2, stream_from=12))
+    started = []
+    start = WeightStream.start
+    monkeypatch.setattr(WeightStream, "start", lambda *args: (started.append(args[1]), start(*args)))
+    pager = Pager(model, num_blocks=8)
+    pager.forward([(pager.sequence(PROMPT), tokens()[:PROMPT])], last_only=True)
+    layers = {group.layer for groups in started for group in groups}
+    assert layers == set(range(len(model.hybrid_traffic.slots) - 1))
+    assert model._hybrid._pass.stream.finished
 
 
 @pytest.mark.parametrize("name", NAMES[:2])

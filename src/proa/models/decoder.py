@@ -97,6 +97,8 @@ class Decoder:
         self._may_defer = plan is not None and plan.max_deferred > 0
         self._rows: OrderedDict[tuple[int, Lane], Rows] = OrderedDict()
         self._hybrid = hybrid_of(workspace)
+        if self._hybrid is not None:
+            self._hybrid.last_has_few = spec.num_layers - 1 in spec.moe_layers
         self._stopped = 0  # how many passes are between two layers
         # Takes all scratch memory now, so that no forward does.
         for lane in Lane:

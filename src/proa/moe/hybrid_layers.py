@@ -80,6 +80,7 @@ class Hybrid:
         self._pass: PrefillPass | None = None
         self._planner: PrefillPlanner | None = None
         self._streams: list[bool] = []  # of each layer: its experts may cross the bus
+        self.last_has_few = False  # tokens of a pass: those that are drawn from
         self._scratch: Any = None
         self._pinned: list[int] = []
         self._pinned_bytes = 0
@@ -269,7 +270,8 @@ class Hybrid:
         ]
         if self._planner is None:  # nothing can cross
             return [LayerPlan((), tuple(np.flatnonzero(~here).tolist())) for here in on_gpu]
-        return self._planner.plans(tokens, on_gpu, self._streams)
+        streams = self._streams[:-1] + [self._streams[-1] and not self.last_has_few]
+        return self._planner.plans(tokens, on_gpu, streams)
 
 
 def hybrid_of(workspace: Workspace) -> Hybrid | None:
