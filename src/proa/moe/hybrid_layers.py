@@ -270,7 +270,7 @@ class Hybrid:
         ]
         if self._planner is None:  # nothing can cross
             return [LayerPlan((), tuple(np.flatnonzero(~here).tolist())) for here in on_gpu]
-        streams = self._streams[:-1] + [self._streams[-1] and not self.last_has_few]
+        streams = [*self._streams[:-1], self._streams[-1] and not self.last_has_few]
         return self._planner.plans(tokens, on_gpu, streams)
 
 
