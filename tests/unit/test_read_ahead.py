@@ -111,7 +111,7 @@ def test_a_file_cut_short_while_it_is_read_is_named(tmp_path: Path) -> None:
     with (
         ReadAhead(ranges) as reading,
         pytest.raises(
-            CheckpointError, match=rf"f\] expected bytes up to {13 * PAGE}, got a file that ends at {5 * PAGE}"
+            CheckpointError, match=rf"f: 1\] expected bytes up to {13 * PAGE}, got a file that ends at {5 * PAGE}"
         ),
     ):
         reading.view("1")

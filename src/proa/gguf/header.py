@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from proa.core.errors import CheckpointError
+from proa.core.mapped_file import REDOWNLOAD
 from proa.core.names import check_tensor_name
 from proa.gguf.types import GGML_TYPES, GgmlType
 
@@ -54,7 +55,6 @@ _SCALARS: dict[int, np.dtype[Any]] = {
     12: np.dtype("<f8"),
 }
 _BOOL, _STRING, _ARRAY = 7, 8, 9
-_REDOWNLOAD = "download the file again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def parse_header(mapping: mmap.mmap, where: str) -> GgufHeader:
     """Check the header at the start of `mapping`. CheckpointError naming `where` and the key or tensor at fault."""
     cursor = _Cursor(mapping, where)
     if mapping[: len(MAGIC)] != MAGIC:
-        raise CheckpointError(where, "a GGUF file, starting with 'GGUF'", repr(mapping[: len(MAGIC)]), _REDOWNLOAD)
+        raise CheckpointError(where, "a GGUF file, starting with 'GGUF'", repr(mapping[: len(MAGIC)]), REDOWNLOAD)
     cursor.take(len(MAGIC), "the magic")
     version = cursor.u32("the version")
     if version not in VERSIONS:
@@ -144,7 +144,7 @@ class _Cursor:
                 got = f"{what} that reaches beyond them"
                 raise CheckpointError(where, f"a header of at most {MAX_HEADER_BYTES} bytes", got)
             got = f"{num_bytes} bytes at offset {begin} of {len(self.mapping)}"
-            raise CheckpointError(where, f"{what} inside the file", got, _REDOWNLOAD)
+            raise CheckpointError(where, f"{what} inside the file", got, REDOWNLOAD)
         self.position += num_bytes
         return begin
 
@@ -177,7 +177,7 @@ class _Cursor:
         left = self.end - self.position
         limit = min(limit, left // min_bytes)
         if count > limit:
-            raise CheckpointError(where or self.where, f"at most {limit} {what} in {left} bytes", count, _REDOWNLOAD)
+            raise CheckpointError(where or self.where, f"at most {limit} {what} in {left} bytes", count, REDOWNLOAD)
 
 
 def _read_metadata(cursor: _Cursor, count: int) -> dict[str, MetadataValue]:
@@ -223,7 +223,7 @@ def _read_array(cursor: _Cursor, where: str) -> GgufArray:
 
 def _scalar_type(kind: int, where: str) -> np.dtype[Any]:
     if kind not in _SCALARS:
-        raise CheckpointError(where, "a metadata type from 0 to 12", kind, _REDOWNLOAD)
+        raise CheckpointError(where, "a metadata type from 0 to 12", kind, REDOWNLOAD)
     return _SCALARS[kind]
 
 
@@ -262,12 +262,12 @@ def _read_entries(cursor: _Cursor, count: int, alignment: int) -> dict[str, Gguf
             raise CheckpointError(where, "one tensor of this name", "two")
         if entry.begin != expected_offset:
             expected = f"offset {expected_offset}, behind the tensor before, padded to {alignment}"
-            raise CheckpointError(where, expected, entry.begin, _REDOWNLOAD)
+            raise CheckpointError(where, expected, entry.begin, REDOWNLOAD)
         expected_offset = _padded(entry.end, alignment)
         begin, end = data_begin + entry.begin, data_begin + entry.end
         if end > len(cursor.mapping):
             got = f"bytes {begin} .. {end} in a file of {len(cursor.mapping)} bytes (truncated?)"
-            raise CheckpointError(where, "a tensor inside the file", got, _REDOWNLOAD)
+            raise CheckpointError(where, "a tensor inside the file", got, REDOWNLOAD)
         entries[entry.name] = GgufEntry(entry.name, entry.type, entry.shape, begin, end)
     return entries
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from proa.core.errors import CheckpointError
+from proa.core.mapped_file import REDOWNLOAD, check_end, map_file
 from proa.gguf.header import GgufEntry, GgufHeader, MetadataValue, parse_header
 from proa.gguf.types import GgmlType
 
@@ -19,7 +20,6 @@ __all__ = ["GgufFile", "GgufModel", "GgufTensor"]
 _SUFFIX = ".gguf"
 _SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf")
 _MIN_BYTES = 24
-_REDOWNLOAD = "download the file again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +48,16 @@ class GgufFile:
     @classmethod
     def open(cls, path: Path) -> GgufFile:
         """Map `path` and check its whole header. CheckpointError naming the file (and key or tensor) for any fault."""
-        where = str(path)
-        try:
-            if path.exists() and not path.is_file():  # opening a pipe would block
-                raise CheckpointError(where, "a regular file", "something else")
-            with path.open("rb") as file:
-                size = path.stat().st_size
-                if size < _MIN_BYTES:
-                    raise CheckpointError(where, "a GGUF file", f"{size} bytes", _REDOWNLOAD)
-                mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except FileNotFoundError:
-            raise CheckpointError(where, "a file", "nothing", _REDOWNLOAD) from None
-        except (OSError, ValueError) as error:
-            raise CheckpointError(where, "a readable file", error) from None
-        return cls(path, mapping, parse_header(mapping, where))
+        mapping = map_file(path, "a GGUF file", _MIN_BYTES)
+        return cls(path, mapping, parse_header(mapping, str(path)))
 
     def tensor(self, name: str) -> GgufTensor:
-        """The tensor `name`, which must be one of `entries`."""
+        """The tensor `name`, which must be one of `entries`.
+
+        CheckpointError when the file has been cut short since: touching what is gone would end the process.
+        """
         entry = self.entries[name]
+        check_end(self._mapping, entry.end, f"{self.path}: {name}")
         flat = np.frombuffer(self._mapping, np.uint8, entry.nbytes, entry.begin)
         return GgufTensor(name, entry.type, entry.shape, flat.reshape(*entry.shape[:-1], -1))
 
@@ -188,7 +180,7 @@ def _open_split(file: GgufFile, count: int) -> list[GgufFile]:
     found = sum(len(part.entries) for part in files)
     if stated not in (None, found):
         where = f"{files[0].path}: split.tensors.count"
-        raise CheckpointError(where, f"{found}, what the {count} files hold", stated, _REDOWNLOAD)
+        raise CheckpointError(where, f"{found}, what the {count} files hold", stated, REDOWNLOAD)
     return files
 
 

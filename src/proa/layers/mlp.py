@@ -89,13 +89,14 @@ def load_experts(
             # Until the end of this function, or what is left of it when it fails.
             memory = layer.prefault(len(prefixes))
         sides = (
-            ("gate and up", gate, gate_up_format),
-            ("gate and up", up, gate_up_format),
-            ("down", down, down_format),
+            ("gate and up", names.gate, gate, gate_up_format),
+            ("gate and up", names.up, up, gate_up_format),
+            ("down", names.down, down, down_format),
         )
-        for side, raw, weight_format in sides:
+        for side, name, raw, weight_format in sides:
             if raw.format != weight_format:
-                raise UnsupportedError(prefix, f"{side} of a layer in one format ({weight_format})", raw.format)
+                expected = f"{side} of a layer in one format (elsewhere {weight_format})"
+                raise UnsupportedError(f"{reader.checkpoint.path}: {prefix}.{name}", expected, raw.format)
         layer.load(expert, gate, up, down)
         for name in (names.gate, names.up, names.down):
             reader.packed(f"{prefix}.{name}")

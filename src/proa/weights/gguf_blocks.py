@@ -17,7 +17,16 @@ from proa.gguf.types import GgmlType
 from proa.weights.bfloat16 import bf16_from_f32, f32_from_bf16
 from proa.weights.linear import RawLinear
 
-__all__ = ["NATIVE", "NativeFormat", "check_readable", "common_format", "dequantize", "first_bad_scale", "to_linear"]
+__all__ = [
+    "NATIVE",
+    "NativeFormat",
+    "check_readable",
+    "common_format",
+    "dequantize",
+    "first_bad_scale",
+    "is_finite",
+    "to_linear",
+]
 
 _E8M0_NAN = 255
 
@@ -87,7 +96,7 @@ def to_linear(ggml_type: GgmlType, blocks: np.ndarray, weight_format: str) -> Ra
 def first_bad_scale(ggml_type: GgmlType, blocks: np.ndarray) -> tuple[int, int] | None:
     """Row and block of the first scale that is inf or NaN in blocks uint8 `[out, row bytes]`; None: there is none.
 
-    Only for types with kernels of their own; floats and what is dequantized are not looked through.
+    Only for types with kernels of their own: floats are not looked through, what is dequantized `is_finite` tells.
     """
     native = NATIVE.get(ggml_type.name)
     if native is None or native.dtype is not None:
@@ -102,6 +111,13 @@ def first_bad_scale(ggml_type: GgmlType, blocks: np.ndarray) -> tuple[int, int] 
         return None
     row, block = divmod(int(np.argmax(bad)), blocks.shape[1] // ggml_type.block_bytes)
     return row, block
+
+
+def is_finite(linear: RawLinear) -> bool:
+    """Whether all elements of a linear in f32 or bf16 are finite."""
+    bits = linear.data.view(f"u{linear.data.itemsize}")
+    exponent = bits.dtype.type(0x7F80 << 8 * (bits.itemsize - 2))
+    return not bool(((bits & exponent) == exponent).any())
 
 
 def dequantize(ggml_type: GgmlType, blocks: np.ndarray) -> np.ndarray:

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from proa.core.errors import CheckpointError, UnsupportedError
+from proa.core.mapped_file import REDOWNLOAD
+from proa.gguf.header import GgufEntry
 from proa.gguf.model import GgufModel
 from proa.native import _C
 from proa.weights.expert_source import ExpertShape
-from proa.weights.gguf_blocks import NATIVE, check_readable, common_format, first_bad_scale, to_linear
+from proa.weights.gguf_blocks import NATIVE, check_readable, common_format, first_bad_scale, is_finite, to_linear
 from proa.weights.linear import RawLinear
 from proa.weights.read_ahead import WINDOW_BYTES, ReadAhead, ReadRange
 
@@ -115,11 +117,16 @@ class GgufExperts:
         if read is not None:
             blocks = read.reshape(blocks.shape)
         if (bad := first_bad_scale(tensor.type, blocks)) is not None:
-            got = f"inf or NaN in expert {item.expert}, row {bad[0]}, block {bad[1]}"
-            raise CheckpointError(self._model.where(tensor.name), "finite scales", got, "download the file again")
+            raise self._bad_scale(tensor, f"inf or NaN in expert {item.expert}, row {bad[0]}, block {bad[1]}")
         weight_format = self._format(item.layer, item.projection)
         self._log(tensor.type.name, weight_format)
-        return to_linear(tensor.type, blocks, weight_format)
+        linear = to_linear(tensor.type, blocks, weight_format)
+        if tensor.type.name not in NATIVE and not is_finite(linear):
+            raise self._bad_scale(tensor, f"inf or NaN in expert {item.expert}")
+        return linear
+
+    def _bad_scale(self, tensor: GgufEntry, got: str) -> CheckpointError:
+        return CheckpointError(self._model.where(tensor.name), "finite scales", got, REDOWNLOAD)
 
     def packed(self, name: str) -> int:
         """The linear `name` is copied, its pages may leave this process: returns the stored bytes it had."""

@@ -15,6 +15,7 @@ from types import TracebackType
 import numpy as np
 
 from proa.core.errors import CheckpointError
+from proa.core.mapped_file import REDOWNLOAD
 from proa.weights.file_reader import FileReader
 from proa.weights.staging import StagingMemory
 
@@ -252,8 +253,9 @@ class ReadAhead:
         count = self._files[item.path].read(begin, extent.memory[first : first + size])
         end = min(begin + size, extent.ranges[-1].end)
         if begin + count < end:
-            got = f"a file that ends at {begin + count}"
-            raise CheckpointError(str(item.path), f"bytes up to {end}", got, "download the file again")
+            cut = next(item for item in extent.ranges if item.end > begin + count)
+            expected, got = f"bytes up to {cut.end}", f"a file that ends at {begin + count}"
+            raise CheckpointError(f"{cut.path}: {cut.name}", expected, got, REDOWNLOAD)
 
 
 def _extents(ranges: Sequence[ReadRange], max_staged: int) -> list[_Extent]:

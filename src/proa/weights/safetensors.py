@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from proa.core.errors import CheckpointError
+from proa.core.mapped_file import REDOWNLOAD, check_end, map_file
 from proa.core.names import check_tensor_name, shortened
 from proa.weights.json_file import parse_json_object
 
@@ -77,20 +78,8 @@ class SafetensorsFile:
     @classmethod
     def open(cls, path: Path) -> SafetensorsFile:
         """Map `path` and check its whole header. CheckpointError naming the file (and tensor) for any fault."""
-        where = str(path)
-        if path.exists() and not path.is_file():  # opening a pipe would block
-            raise CheckpointError(where, "a regular file", "something else")
-        try:
-            with path.open("rb") as file:
-                size = path.stat().st_size
-                if size < 8:
-                    raise CheckpointError(where, "a safetensors file", f"{size} bytes", _REDOWNLOAD)
-                mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except FileNotFoundError:
-            raise CheckpointError(where, "a file", "nothing", _REDOWNLOAD) from None
-        except (OSError, ValueError) as error:
-            raise CheckpointError(where, "a readable file", error) from None
-        return cls(path, mapping, *_parse_header(mapping, where))
+        mapping = map_file(path, "a safetensors file", 8)
+        return cls(path, mapping, *_parse_header(mapping, str(path)))
 
     @property
     def nbytes(self) -> int:
@@ -119,8 +108,12 @@ class SafetensorsFile:
         return flat.reshape(shape)
 
     def stored_bytes(self, name: str) -> np.ndarray:
-        """The tensor's bytes as a uint8 view `[nbytes]` of the mapping."""
+        """The tensor's bytes as a uint8 view `[nbytes]` of the mapping.
+
+        CheckpointError when the file has been cut short since: touching what is gone would end the process.
+        """
         entry = self.entries[name]
+        check_end(self._mapping, entry.end, f"{self.path}: {name}")
         return np.frombuffer(self._mapping, np.uint8, entry.nbytes, entry.begin)
 
     def release_pages(self) -> None:
@@ -128,16 +121,13 @@ class SafetensorsFile:
         self._mapping.madvise(mmap.MADV_DONTNEED)
 
 
-_REDOWNLOAD = "download the file again"
-
-
 def _parse_header(mapping: mmap.mmap, where: str) -> tuple[dict[str, TensorEntry], dict[str, str]]:
     header_bytes = int.from_bytes(mapping[:8], "little")
     if header_bytes > MAX_HEADER_BYTES:
-        raise CheckpointError(where, f"a header of at most {MAX_HEADER_BYTES} bytes", f"{header_bytes}", _REDOWNLOAD)
+        raise CheckpointError(where, f"a header of at most {MAX_HEADER_BYTES} bytes", f"{header_bytes}", REDOWNLOAD)
     if header_bytes > len(mapping) - 8:
         got = f"{header_bytes} in a file of {len(mapping)} bytes"
-        raise CheckpointError(where, "a header size inside the file", got, _REDOWNLOAD)
+        raise CheckpointError(where, "a header size inside the file", got, REDOWNLOAD)
     header = parse_json_object(mapping[8 : 8 + header_bytes], where)
     metadata = _checked_metadata(header.pop("__metadata__", {}), where)
     data_begin = 8 + header_bytes
@@ -193,13 +183,13 @@ def _check_cover(entries: dict[str, TensorEntry], data_begin: int, file_bytes: i
             raise CheckpointError(f"{where}: {entry.name}", "bytes of its own", got)
         if entry.begin > position:
             got = f"a hole of {entry.begin - position} bytes"
-            raise CheckpointError(f"{where}: {entry.name}", "no gap before the tensor", got, _REDOWNLOAD)
+            raise CheckpointError(f"{where}: {entry.name}", "no gap before the tensor", got, REDOWNLOAD)
         if entry.end > file_bytes:
             got = f"{entry.end} in a file of {file_bytes} bytes (truncated?)"
-            raise CheckpointError(f"{where}: {entry.name}", "an end inside the file", got, _REDOWNLOAD)
+            raise CheckpointError(f"{where}: {entry.name}", "an end inside the file", got, REDOWNLOAD)
         position = entry.end
     if position != file_bytes:
-        raise CheckpointError(where, f"{position} bytes as its header says", f"{file_bytes} bytes", _REDOWNLOAD)
+        raise CheckpointError(where, f"{position} bytes as its header says", f"{file_bytes} bytes", REDOWNLOAD)
 
 
 def _is_size(value: Any) -> bool:
