@@ -106,6 +106,11 @@ class BoundWorker {
     return {of.slots(), of.own_slots()};
   }
 
+  double seconds(int job) const {
+    check("StreamWorker.seconds", job);
+    return 1e-9 * static_cast<double>(jobs_[static_cast<size_t>(job)]->job.nanoseconds());
+  }
+
   int64_t faults() const {
     int64_t faults = 0;
     for (const auto& job : jobs_) faults += job->job.faults();
@@ -203,6 +208,7 @@ void init_cuda(nb::module_& m) {
           "running", [](const BoundWorker& w) { return w.worker().running(); }, "The job that runs, or -1.")
       .def("slots", &BoundWorker::slots, "job"_a,
            "Totals of a job: slots of tokens, and those of them whose expert it computed.")
+      .def("seconds", &BoundWorker::seconds, "job"_a, "That all runs of a job have taken.")
       .def_prop_ro("faults", &BoundWorker::faults,
                    "How many ids of experts that are not loaded jobs were given.");
 }

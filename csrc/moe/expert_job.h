@@ -28,7 +28,9 @@ class ExpertJob {
       return;
     }
     batch.ids = checked_ids(static_cast<size_t>(batch.num_tokens * batch.top_k));
+    const int64_t before = layer_.nanoseconds();
     layer_.forward(batch);
+    nanoseconds_.fetch_add(layer_.nanoseconds() - before, std::memory_order_relaxed);
   }
   // As runtime::StreamWorker::Job.
   static void run_job(void* job) noexcept { static_cast<ExpertJob*>(job)->run(); }
@@ -37,6 +39,8 @@ class ExpertJob {
   // Totals of all runs: slots of tokens, and those of them whose expert was computed here.
   int64_t slots() const noexcept { return slots_.load(std::memory_order_relaxed); }
   int64_t own_slots() const noexcept { return own_slots_.load(std::memory_order_relaxed); }
+  // What its runs have taken of ExpertLayer::nanoseconds.
+  int64_t nanoseconds() const noexcept { return nanoseconds_.load(std::memory_order_relaxed); }
 
  private:
   const int32_t* checked_ids(size_t count) noexcept {
@@ -57,7 +61,7 @@ class ExpertJob {
   ExpertLayer::Batch batch_;
   const int32_t* tokens_;
   std::vector<int32_t> ids_;
-  std::atomic<int64_t> faults_{0}, slots_{0}, own_slots_{0};
+  std::atomic<int64_t> faults_{0}, slots_{0}, own_slots_{0}, nanoseconds_{0};
 };
 
 }  // namespace proa::moe

@@ -50,6 +50,8 @@ def test_a_job_is_a_forward_whatever_is_in_its_arrays(worker, pool):
             assert np.array_equal(batch[3], expected)
         assert worker.finished == 2 * (replay + 1)
     assert worker.running == -1 and worker.faults == 0
+    for layer, job in zip(layers, jobs, strict=True):
+        assert 0 < worker.seconds(job) < layer.seconds, "the job's own forwards, not the others"
 
 
 def test_ids_that_are_not_loaded_are_counted_and_add_nothing(worker, pool):
@@ -105,6 +107,8 @@ def test_misuse_is_refused(worker, driver, pool):
         worker.add(layer, x[:, :8], ids, weights, out, tokens)
     with pytest.raises(ValueError, match="number of a job"):
         worker.submit(STREAM, 0)
+    with pytest.raises(ValueError, match="number of a job"):
+        worker.seconds(0)
     for _ in range(4):
         worker.add(layer, x, ids, weights, out, tokens)
     with pytest.raises(ValueError, match="max_jobs"):

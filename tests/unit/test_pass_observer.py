@@ -45,17 +45,17 @@ def test_a_pass_is_learnt_from_though_its_last_layer_has_few_tokens(monkeypatch,
     monkeypatch.setattr(torch.cuda, "Event", Event)
     planner = Planner()
     observer = PassObserver(planner, torch.device("cuda"))
-    observer.begin(512, [LayerPlan((0,), (1,), 0.08, 0.07)] * LAYERS)
+    observer.begin(512, [LayerPlan((0,), (1,), 0.08, 0.07)] * LAYERS, 5.0)
     for layer in range(seen):
         Event.now += TRUNK_S * (5 if layer == 1 else 1)  # a decode step, once
         observer.submitted(layer, torch.zeros(1, 1))
         Event.now += EXPERTS_S
         observer.finished()
-    observer.learn()
-    observer.learn()
+    observer.learn(5.25)
+    observer.learn(5.25)
     assert len(planner.learned) == learns, "once"
     if learns:
         (shown,) = planner.learned
         assert shown["tokens"] == 512
-        assert shown["trunk_s"] == pytest.approx(TRUNK_S) and shown["experts_s"] == pytest.approx(EXPERTS_S)
-        assert shown["planned_s"] == pytest.approx(0.08)
+        assert shown["trunk_s"] == pytest.approx(TRUNK_S) and shown["cpu_s"] == pytest.approx(0.25)
+        assert shown["planned_cpu_s"] == pytest.approx(0.07 * seen)

@@ -13,8 +13,8 @@ __all__ = ["PrefillPlanner"]
 
 # How much a pass counts for the next one's expectations.
 _NEW = 0.5
-# The CPU is taken to be slower than measured by this factor at most, and never to be faster.
-_MAX_SCALE = 4.0
+# By these factors the CPU may be faster and slower than was measured at start, when the machine had other work or none.
+_SCALES = (0.25, 4.0)
 _FORGOTTEN = 0.1
 
 
@@ -75,17 +75,13 @@ class PrefillPlanner:
             )
         return plans
 
-    def learn(self, tokens: int, *, trunk_s: float, experts_s: float | None, planned_s: float = 0.0) -> None:
-        """Of a pass: the time of a layer outside its experts, and of its experts; `planned_s` was planned for both.
-
-        `experts_s`: of layers with experts on the CPU, None: there are none. Copies take what they were measured to
-        take: what is longer than planned is the CPU's.
-        """
-        expected = planned_s - tokens * self._trunk_token_s
-        if experts_s is None:  # a CPU that was too slow to be used is tried again some passes later
+    def learn(self, tokens: int, *, trunk_s: float, cpu_s: float, planned_cpu_s: float) -> None:
+        """Of a pass: the time of a layer outside its experts, and what its experts on the CPU took in all layers."""
+        if planned_cpu_s == 0:  # a CPU that was too slow to be used is tried again some passes later
             self._cpu_scale += _FORGOTTEN * (1.0 - self._cpu_scale)
-        elif expected > 0:
-            scale = max(1.0, self._cpu_scale * experts_s / expected)
-            self._cpu_scale = min(_MAX_SCALE, self._cpu_scale + _NEW * (scale - self._cpu_scale))
+        else:
+            low, high = _SCALES
+            scale = min(high, max(low, self._cpu_scale * cpu_s / planned_cpu_s))
+            self._cpu_scale += _NEW * (scale - self._cpu_scale)
         first = self._trunk_token_s == 0.0
         self._trunk_token_s += (1.0 if first else _NEW) * (trunk_s / tokens - self._trunk_token_s)

@@ -106,10 +106,10 @@ class PrefillPass:
         if self.planner is None:
             return
         if self.observer is not None:
-            self.observer.learn()
+            self.observer.learn(self.cpu_seconds)
         plans = self.planner(tokens)
         if self.observer is not None:
-            self.observer.begin(tokens, plans)
+            self.observer.begin(tokens, plans, self.cpu_seconds)
         self.begin(plans)
 
     def suspend(self) -> SuspendedPass:
@@ -119,10 +119,15 @@ class PrefillPass:
     def resume(self, suspended: SuspendedPass) -> None:
         """Goes on with it, whatever became of the other one. It shows nothing of the machine any more."""
         if self.observer is not None:
-            self.observer.learn()
-            self.observer.begin(0, ())
+            self.observer.learn(self.cpu_seconds)
+            self.observer.begin(0, (), 0.0)
         self._plans, self._others = suspended.plans, suspended.others
         self.stream.resume(suspended.stream)
+
+    @property
+    def cpu_seconds(self) -> float:
+        """That the CPU's experts of chunks have taken so far."""
+        return sum(self.worker.seconds(layer.job) for layer in self._layers)
 
     def rows_for_cpu(self, layer: int, topk: TopK) -> list[torch.Tensor]:
         """Tokens with an expert on the CPU, int64, as many at a time as the exchange holds."""
