@@ -22,6 +22,7 @@ class FakeEndpoint:
     headers: list[dict[str, str]] = field(default_factory=list)
     deltas: list[dict[str, str]] = field(default_factory=lambda: [{"content": "Pa"}, {"content": "ris"}])
     fail_with: tuple[int, dict[str, Any]] | None = None
+    fails: str = ""  # part of the paths that do
     error_event: str = ""
     drop_tokens: int = 0
     vocab_size: int | None = None
@@ -66,7 +67,7 @@ class _Handler(BaseHTTPRequestHandler):
         fake.requests.append(body)
         fake.headers.append(dict(self.headers))
         fake.paths.append(self.path)
-        if fake.fail_with:
+        if fake.fail_with and fake.fails in self.path:
             self._json(*fake.fail_with)
             return
         if self.path.endswith("_expert_distribution_record"):

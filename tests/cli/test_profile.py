@@ -72,11 +72,24 @@ def test_files_of_prompts_that_are_none(fake_endpoint, tmp_path, text, message):
     assert not fake_endpoint.requests
 
 
+def test_a_prompt_that_fails_ends_the_recording(fake_endpoint, tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_text("first")
+    fake_endpoint.fail_with = (500, {"error": {"message": "broken"}})
+    fake_endpoint.fails = "completions"
+    with pytest.raises(ProaError, match="broken"):
+        run(fake_endpoint.url, "--prompts", path)
+    assert fake_endpoint.paths[-1] == "/stop_expert_distribution_record"
+
+
 def test_faults_are_said(counts, tmp_path, fake_endpoint):
     with pytest.raises(ConfigError, match="a server to send them to"):
         run(counts, "--prompts", counts)
     with pytest.raises(ConfigError, match="--output"):
         run(counts, "-o", tmp_path / "no" / "out.json")
+    with pytest.raises(ConfigError, match="--output"):  # before anything is recorded
+        run(fake_endpoint.url, "-o", tmp_path / "no" / "out.json")
+    assert not fake_endpoint.paths
     fake_endpoint.logical_count = [[0, 0]]
     with pytest.raises(ConfigError, match="tokens that were routed"):
         run(fake_endpoint.url)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -56,6 +57,8 @@ def profile(
 
         proa serve MODEL --expert-location counts.json
     """
+    if output is not None:
+        _check_output(output)
     stats = _from_file(Path(source)) if Path(source).suffix in (".pt", ".json") else None
     if stats is None:
         endpoint = Endpoint.parse(source, api_key or env.api_key())
@@ -86,6 +89,13 @@ def profile(
     console.out.print(table)
 
 
+def _check_output(path: Path) -> None:
+    """Before an hour of prompts, not behind it."""
+    target = path if path.exists() else path.parent
+    if path.is_dir() or not target.exists() or not os.access(target, os.W_OK):
+        raise ConfigError("--output", "a file that can be written", f"'{path}'", "name one in a directory that is there")
+
+
 def _share(counts: Any, share: float) -> float:
     """Of the tokens `counts` that the `share` most used experts get."""
     ordered = sorted((float(count) for count in counts), reverse=True)
@@ -109,8 +119,10 @@ def _from_server(endpoint: Endpoint, prompts: Path | None, *, max_tokens: int, c
         model = endpoint.first_model(client)
         if requests is not None:
             _post(client, endpoint.url("/" + _ROUTE.format("start")), {})
-            _send_all(client, endpoint, model, requests, concurrency)
-            _post(client, endpoint.url("/" + _ROUTE.format("stop")), {})
+            try:
+                _send_all(client, endpoint, model, requests, concurrency)
+            finally:
+                _post(client, endpoint.url("/" + _ROUTE.format("stop")), {})
         answer = _post(client, endpoint.url("/" + _ROUTE.format("dump")), {})
     return ExpertStats(np.asarray(answer["logical_count"], dtype=np.float64))
 

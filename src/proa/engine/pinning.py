@@ -30,6 +30,6 @@ def check_pinning(driver: CudaDriver, nbytes: int) -> None:
         except CudaError as error:
             expected = f"{nbytes / 2**30:.2f} GiB of RAM that the driver can pin"
             got = f"{error} at the first {_PROBE_BYTES / 2**20:.0f} MiB"
-            fix = "raise what limits pinned memory (a container's, WSL's), or use --gpu-prefill-threshold 0"
+            fix = "raise what limits pinned memory (a container's, WSL's), or use --gpu-prefill-threshold 0 without --expert-updates"
             raise MemoryShortageError("pinned memory", expected, got, fix) from error
         driver.unpin(start)

@@ -178,7 +178,7 @@ class Hybrid:
         except _C.CudaError as error:
             if self.plan.stream_all or self.plan.moves:
                 needed = sum(nbytes for _, nbytes in layer.used_memory) / 2**30
-                fix = "raise what limits pinned memory (a container's, WSL's), or use --gpu-prefill-threshold 0"
+                fix = "raise what limits pinned memory (a container's, WSL's), or use --gpu-prefill-threshold 0 without --expert-updates"
                 got = f"{error} with {self._pinned_bytes / 2**30:.2f} GiB pinned"
                 raise MemoryShortageError(
                     "pinned memory", f"{needed:.2f} GiB for a layer's experts", got, fix
