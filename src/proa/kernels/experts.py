@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import torch
 
-from proa.kernels.activation import activate, gating_code
+from proa.kernels.activation import gating_code
 from proa.kernels.code_product import launch_product, reorder, rows_of_block, takes_codes
 from proa.kernels.expert_blocks import ExpertBlocks
-from proa.kernels.linear import multiply
-from proa.kernels.row_products import RowTiles, row_product
+from proa.kernels.pair_products import ExpertTiles, launch_pairs
+from proa.kernels.row_products import RowTiles, launch_rows
 from proa.kernels.triton_import import INTERPRETED, has_warp_groups, jit, next_power_of_2, tl
-from proa.kernels.weight_tiles import WeightKind, kind_of, load_scales, load_words, panel_bytes, tile_values
+from proa.kernels.weight_tiles import panel_bytes
 
 __all__ = ["ExpertFormat", "ExpertScratch", "ExpertTiles", "expert_bytes", "grouped_experts"]
 
@@ -37,17 +37,6 @@ class ExpertFormat:
     gating: str = "silu"
     limit: float = float("inf")
     alpha: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertTiles:
-    """Tile of pairs x outputs (of gate and up together), step along the inputs."""
-
-    block_m: int
-    block_n: int
-    block_k: int
-    num_warps: int
-    num_stages: int
 
 
 def expert_bytes(fmt: ExpertFormat) -> tuple[int, int]:
@@ -156,17 +145,16 @@ def _few(
     fmt: ExpertFormat, hidden: torch.Tensor, joined: torch.Tensor, tiles: tuple[RowTiles, RowTiles],
 ) -> None:  # fmt: skip
     """Writes the rows of `joined`, in a launch for gate and up and one for down."""
-    base, pairs = arena.view(torch.int32), ids.numel()
-    _row[(-(-2 * fmt.intermediate // tiles[0].block_n), pairs)](
-        x, base, table, ids, weights, hidden, fmt.intermediate, fmt.hidden, panel_bytes(fmt.gate_up, fmt.hidden) // 4,
-        ids.shape[1], x.stride(0), hidden.stride(0), table.stride(0), fmt.limit, fmt.alpha,
-        GATING=gating_code(fmt.gating), DOWN=False, **_constants(kind_of(fmt.gate_up), tiles[0]),
-    )  # fmt: skip
-    _row[(-(-fmt.hidden // tiles[1].block_n), pairs)](
-        hidden, base, table, ids, weights, joined, fmt.hidden, fmt.intermediate,
-        panel_bytes(fmt.down, fmt.intermediate) // 4, ids.shape[1], hidden.stride(0), joined.stride(0),
-        table.stride(0), fmt.limit, fmt.alpha, GATING=0, DOWN=True, **_constants(kind_of(fmt.down), tiles[1]),
-    )  # fmt: skip
+    base = arena.view(torch.int32)
+    activation = (fmt.limit, fmt.alpha, gating_code(fmt.gating))
+    sizes = (fmt.intermediate, fmt.hidden, panel_bytes(fmt.gate_up, fmt.hidden) // 4)
+    launch_rows(
+        x, base, table, ids, weights, hidden, sizes, activation, tiles[0], weight_format=fmt.gate_up, down=False
+    )
+    sizes = (fmt.hidden, fmt.intermediate, panel_bytes(fmt.down, fmt.intermediate) // 4)
+    launch_rows(
+        hidden, base, table, ids, weights, joined, sizes, activation, tiles[1], weight_format=fmt.down, down=True
+    )
 
 
 def _many(
@@ -178,21 +166,18 @@ def _many(
     if not scratch.exact and x.dtype != torch.bfloat16:
         x = scratch.one_term(x)
     blocks = scratch.blocks.sort(ids, table, tiles[0].block_m)
-    base = arena.view(torch.int32)
-    shared = (scratch.blocks.pairs, scratch.blocks.expert, scratch.blocks.rows)
-    _product[(-(-2 * fmt.intermediate // tiles[0].block_n), blocks)](
-        x, base, table, weights, hidden, *shared, fmt.intermediate, fmt.hidden,
-        panel_bytes(fmt.gate_up, fmt.hidden) // 4, ids.shape[1], x.stride(0), hidden.stride(0), table.stride(0),
-        fmt.limit, fmt.alpha, GATING=gating_code(fmt.gating), DOWN=False,
-        BLOCK_M=tiles[0].block_m, EXACT=scratch.exact, num_stages=tiles[0].num_stages,
-        **_constants(kind_of(fmt.gate_up), tiles[0]),
+    shared = ((scratch.blocks.pairs, scratch.blocks.expert, scratch.blocks.rows), blocks)
+    activation = (fmt.limit, fmt.alpha, gating_code(fmt.gating))
+    base, top_k = arena.view(torch.int32), ids.shape[1]
+    sizes = (fmt.intermediate, fmt.hidden, panel_bytes(fmt.gate_up, fmt.hidden) // 4)
+    launch_pairs(
+        x, base, table, weights, hidden, *shared, sizes, top_k, activation, tiles[0],
+        weight_format=fmt.gate_up, down=False, exact=scratch.exact,
     )  # fmt: skip
-    _product[(-(-fmt.hidden // tiles[1].block_n), blocks)](
-        hidden, base, table, weights, joined, *shared, fmt.hidden, fmt.intermediate,
-        panel_bytes(fmt.down, fmt.intermediate) // 4, ids.shape[1], hidden.stride(0), joined.stride(0),
-        table.stride(0), fmt.limit, fmt.alpha, GATING=0, DOWN=True,
-        BLOCK_M=tiles[1].block_m, EXACT=scratch.exact, num_stages=tiles[1].num_stages,
-        **_constants(kind_of(fmt.down), tiles[1]),
+    sizes = (fmt.hidden, fmt.intermediate, panel_bytes(fmt.down, fmt.intermediate) // 4)
+    launch_pairs(
+        hidden, base, table, weights, joined, *shared, sizes, top_k, activation, tiles[1],
+        weight_format=fmt.down, down=True, exact=scratch.exact,
     )  # fmt: skip
 
 
@@ -217,17 +202,6 @@ def _many_codes(
     )
 
 
-def _constants(kind: WeightKind, tiles: ExpertTiles | RowTiles) -> dict[str, int]:
-    return {
-        "KIND": kind.code,
-        "GROUPS": kind.groups,
-        "SCALE_BYTES": kind.scale_bytes,
-        "BLOCK_N": tiles.block_n,
-        "BLOCK_K": tiles.block_k,
-        "num_warps": tiles.num_warps,
-    }
-
-
 def _choose(
     tokens: int, pairs: int, device: torch.device, *, exact: bool
 ) -> tuple[ExpertTiles, ExpertTiles] | tuple[RowTiles, RowTiles]:
@@ -247,134 +221,6 @@ def _choose(
     if pairs < 128 or not has_warp_groups(device):
         return ExpertTiles(64, 128, 64, 4, 3), ExpertTiles(64, 128, 64, 4, 3)
     return ExpertTiles(128, 128, 64, 4, 3), ExpertTiles(128, 128, 64, 4, 3)
-
-
-@jit
-def _weights(arena, place, DOWN: tl.constexpr):
-    """Where down begins, or gate and how many words behind it up; `place`: the expert's row of the table."""
-    begin = tl.multiple_of(tl.load(place + (2 if DOWN else 0)) // 4, 16)
-    other = tl.multiple_of(tl.load(place + 1) // 4 - begin, 16)
-    return arena + begin, other
-
-
-@jit
-def _row(
-    x,
-    arena,
-    table,
-    ids,
-    weights,
-    out,
-    out_features,
-    in_features,
-    panel_words,
-    top_k,
-    x_row,
-    out_row,
-    table_row,
-    limit,
-    alpha,
-    GATING: tl.constexpr,
-    DOWN: tl.constexpr,
-    KIND: tl.constexpr,
-    GROUPS: tl.constexpr,
-    SCALE_BYTES: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    pair = tl.program_id(1)
-    expert = tl.load(ids + pair)
-    place = table + expert.to(tl.int64) * table_row
-    first = tl.load(place, mask=expert >= 0, other=-1)
-    if first < 0:
-        return
-    WIDTH: tl.constexpr = BLOCK_N if DOWN else BLOCK_N // 2  # columns of the result
-    n = tl.program_id(0) * WIDTH
-    row = x + (pair if DOWN else pair // top_k).to(tl.int64) * x_row
-    data, other = _weights(arena, place, DOWN)
-    sums = row_product(
-        row, data, other, n, out_features, in_features, panel_words,
-        KIND, GROUPS, SCALE_BYTES, not DOWN, BLOCK_N, BLOCK_K,
-    )  # fmt: skip
-    if DOWN:
-        result = sums * tl.load(weights + pair)
-    else:
-        gate, up = sums.reshape(2, WIDTH).permute(1, 0).split()
-        result = activate(gate, up, limit, alpha, GATING)
-    column = n + tl.arange(0, WIDTH)
-    tl.store(out + pair.to(tl.int64) * out_row + column, result.to(out.dtype.element_ty), mask=column < out_features)
-
-
-@jit
-def _product(
-    x,
-    arena,
-    table,
-    weights,
-    out,
-    order,
-    block_expert,
-    block_rows,
-    out_features,
-    in_features,
-    panel_words,
-    top_k,
-    x_row,
-    out_row,
-    table_row,
-    limit,
-    alpha,
-    GATING: tl.constexpr,
-    DOWN: tl.constexpr,
-    KIND: tl.constexpr,
-    GROUPS: tl.constexpr,
-    SCALE_BYTES: tl.constexpr,
-    EXACT: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    block = tl.program_id(1)
-    expert = tl.load(block_expert + block)
-    if expert < 0:
-        return
-    operand = tl.float32 if EXACT else tl.bfloat16
-    PAIRED: tl.constexpr = not DOWN
-    WIDTH: tl.constexpr = BLOCK_N if DOWN else BLOCK_N // 2  # columns of the result
-    n = tl.program_id(0) * WIDTH
-    row = tl.arange(0, BLOCK_M)
-    inside = row < tl.load(block_rows + block)
-    pair = tl.load(order + block * BLOCK_M + row, mask=inside, other=0)
-    a_rows = x + (pair if DOWN else pair // top_k).to(tl.int64)[:, None] * x_row
-    place = table + expert.to(tl.int64) * table_row
-    data, other = _weights(arena, place, DOWN)
-    acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    scale = load_scales(
-        data, data, other, n, 0, out_features, in_features, panel_words, 0,
-        KIND, GROUPS, SCALE_BYTES, True, PAIRED, BLOCK_N, BLOCK_K,
-    )  # fmt: skip
-    for k in range(0, in_features, BLOCK_K):
-        column = k + tl.arange(0, BLOCK_K)[None, :]
-        a = tl.load(a_rows + column, mask=inside[:, None] & (column < in_features), other=0.0)
-        words = load_words(
-            data, other, n, k, out_features, in_features, panel_words,
-            KIND, GROUPS, SCALE_BYTES, True, PAIRED, BLOCK_N, BLOCK_K,
-        )  # fmt: skip
-        # Scales are too small for asynchronous copies: those of the next step are read now.
-        next_scale = load_scales(
-            data, data, other, n, k + BLOCK_K, out_features, in_features, panel_words, 0,
-            KIND, GROUPS, SCALE_BYTES, True, PAIRED, BLOCK_N, BLOCK_K,
-        )  # fmt: skip
-        acc = multiply(tile_values(words, scale, KIND, True, operand), a, acc, EXACT, 1)
-        scale = next_scale
-    if DOWN:
-        result = tl.trans(acc) * tl.load(weights + pair, mask=inside, other=0.0)[:, None]
-    else:
-        gate, up = acc.reshape(2, WIDTH, BLOCK_M).permute(1, 2, 0).split()
-        result = tl.trans(activate(gate, up, limit, alpha, GATING))
-    column = n + tl.arange(0, WIDTH)
-    at = out + pair.to(tl.int64)[:, None] * out_row + column[None, :]
-    tl.store(at, result.to(out.dtype.element_ty), mask=inside[:, None] & (column < out_features)[None, :])
 
 
 @jit

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from proa.kernels.triton_import import jit, tl
-from proa.kernels.weight_tiles import load_scales, load_words
+import torch
 
-__all__ = ["RowTiles", "row_product"]
+from proa.kernels.activation import activate
+from proa.kernels.triton_import import jit, tl
+from proa.kernels.weight_tiles import find_weight, kind_of, load_scales, load_words
+
+__all__ = ["RowTiles", "launch_rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,34 @@ class RowTiles:
     block_n: int
     block_k: int
     num_warps: int
+
+
+def launch_rows(
+    x: torch.Tensor,
+    arena: torch.Tensor,
+    table: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    out: torch.Tensor,
+    sizes: tuple[int, int, int],
+    activation: tuple[float, float, int],
+    tiles: RowTiles,
+    *,
+    weight_format: str,
+    down: bool,
+) -> None:
+    """One of the products of `proa.kernels.experts`, each pair by itself.
+
+    x: rows of tokens, for `down` of pairs; arena: int32; sizes: out and in features, words of a panel; activation:
+    limit, alpha and code.
+    """
+    kind = kind_of(weight_format)
+    outputs = sizes[0] if down else 2 * sizes[0]
+    _row[(-(-outputs // tiles.block_n), ids.numel())](
+        x, arena, table, ids, weights, out, *sizes, ids.shape[1], x.stride(0), out.stride(0), table.stride(0),
+        *activation[:2], GATING=0 if down else activation[2], DOWN=down, KIND=kind.code, GROUPS=kind.groups,
+        SCALE_BYTES=kind.scale_bytes, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k, num_warps=tiles.num_warps,
+    )  # fmt: skip
 
 
 @jit
@@ -112,7 +143,7 @@ def _fp8_panel_product(
 
 
 @jit
-def row_product(
+def _row_product(
     x, data, other, n, out_features, in_features, panel_words, KIND: tl.constexpr, GROUPS: tl.constexpr,
     SCALE_BYTES: tl.constexpr, PAIRED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -134,3 +165,51 @@ def row_product(
             sums += _step(words, scale_bits, x, k, in_features, KIND)
         result = tl.sum(sums, 1)
     return result
+
+
+@jit
+def _row(
+    x,
+    arena,
+    table,
+    ids,
+    weights,
+    out,
+    out_features,
+    in_features,
+    panel_words,
+    top_k,
+    x_row,
+    out_row,
+    table_row,
+    limit,
+    alpha,
+    GATING: tl.constexpr,
+    DOWN: tl.constexpr,
+    KIND: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SCALE_BYTES: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    pair = tl.program_id(1)
+    expert = tl.load(ids + pair)
+    place = table + expert.to(tl.int64) * table_row
+    first = tl.load(place, mask=expert >= 0, other=-1)
+    if first < 0:
+        return
+    WIDTH: tl.constexpr = BLOCK_N if DOWN else BLOCK_N // 2  # columns of the result
+    n = tl.program_id(0) * WIDTH
+    row = x + (pair if DOWN else pair // top_k).to(tl.int64) * x_row
+    data, other = find_weight(arena, place, DOWN)
+    sums = _row_product(
+        row, data, other, n, out_features, in_features, panel_words,
+        KIND, GROUPS, SCALE_BYTES, not DOWN, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
+    if DOWN:
+        result = sums * tl.load(weights + pair)
+    else:
+        gate, up = sums.reshape(2, WIDTH).permute(1, 0).split()
+        result = activate(gate, up, limit, alpha, GATING)
+    column = n + tl.arange(0, WIDTH)
+    tl.store(out + pair.to(tl.int64) * out_row + column, result.to(out.dtype.element_ty), mask=column < out_features)

@@ -31,6 +31,7 @@ __all__ = [
     "PANEL_ROWS",
     "WeightKind",
     "as_words",
+    "find_weight",
     "kind_of",
     "load_scales",
     "load_words",
@@ -117,6 +118,14 @@ def _fp8_panel_words(n, other, BLOCK_N: tl.constexpr, PAIRED: tl.constexpr):
         panel = n // 16 + place // 4
         shift = tl.zeros([1, BLOCK_N // 4], tl.int64)
     return panel, shift, place % 4
+
+
+@jit
+def find_weight(arena, place, DOWN: tl.constexpr):
+    """Where an expert's down begins, or its gate and how many words behind it up; `place`: its row of the table."""
+    begin = tl.multiple_of(tl.load(place + (2 if DOWN else 0)) // 4, 16)
+    other = tl.multiple_of(tl.load(place + 1) // 4 - begin, 16)
+    return arena + begin, other
 
 
 @jit
