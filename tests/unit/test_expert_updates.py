@@ -1,4 +1,4 @@
-"""When experts move and which may: what `ExpertUpdates` asks of the mover. The moving itself: tests/kernels/test_hybrid.py."""
+"""When experts move and which may: what `ExpertUpdates` asks of the mover (itself: tests/kernels/test_hybrid.py)."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def _check_output(path: Path) -> None:
     """Before an hour of prompts, not behind it."""
     target = path if path.exists() else path.parent
     if path.is_dir() or not target.exists() or not os.access(target, os.W_OK):
-        raise ConfigError("--output", "a file that can be written", f"'{path}'", "name one in a directory that is there")
+        raise ConfigError("--output", "a file that can be written", f"'{path}'", "name one where that is allowed")
 
 
 def _share(counts: Any, share: float) -> float:

@@ -6,6 +6,7 @@ import ctypes
 import mmap
 
 from proa.core.errors import MemoryShortageError
+from proa.moe.hybrid_layers import PINNING_FIX
 from proa.native._C import CudaDriver, CudaError
 
 __all__ = ["check_pinning"]
@@ -30,6 +31,5 @@ def check_pinning(driver: CudaDriver, nbytes: int) -> None:
         except CudaError as error:
             expected = f"{nbytes / 2**30:.2f} GiB of RAM that the driver can pin"
             got = f"{error} at the first {_PROBE_BYTES / 2**20:.0f} MiB"
-            fix = "raise what limits pinned memory (a container's, WSL's), or use --gpu-prefill-threshold 0 without --expert-updates"
-            raise MemoryShortageError("pinned memory", expected, got, fix) from error
+            raise MemoryShortageError("pinned memory", expected, got, PINNING_FIX) from error
         driver.unpin(start)

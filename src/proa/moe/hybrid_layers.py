@@ -30,7 +30,7 @@ from proa.moe.traffic import HybridTraffic
 from proa.native import _C
 from proa.native.ops import ExpertLayer
 
-__all__ = ["HYBRID", "MAX_FEW_TOKENS", "Hybrid", "HybridLayer", "hybrid_of"]
+__all__ = ["HYBRID", "MAX_FEW_TOKENS", "PINNING_FIX", "Hybrid", "HybridLayer", "hybrid_of"]
 
 _log = logging.getLogger("proa.moe")
 
@@ -40,6 +40,9 @@ MAX_LAYERS = 512
 HYBRID = "experts.hybrid"  # its name in a workspace
 RING_PARTS = 4
 PIN_THREADS = 8
+PINNING_FIX = (
+    "raise what limits pinned memory (a container's, WSL's), or use --gpu-prefill-threshold 0 without --expert-updates"
+)
 # Tokens of a streamed chunk that the CPU gets at a time.
 PASS_ROWS = 4096
 
@@ -178,11 +181,9 @@ class Hybrid:
         except _C.CudaError as error:
             if self.plan.stream_all or self.plan.moves:
                 needed = sum(nbytes for _, nbytes in layer.used_memory) / 2**30
-                fix = "raise what limits pinned memory (a container's, WSL's), or use --gpu-prefill-threshold 0 without --expert-updates"
                 got = f"{error} with {self._pinned_bytes / 2**30:.2f} GiB pinned"
-                raise MemoryShortageError(
-                    "pinned memory", f"{needed:.2f} GiB for a layer's experts", got, fix
-                ) from error
+                expected = f"{needed:.2f} GiB for a layer's experts"
+                raise MemoryShortageError("pinned memory", expected, got, PINNING_FIX) from error
             _log.warning("experts of layer %d stay on the CPU in long prompts: %s", len(self._layers), error)
             return False
         self._pinned += [start for start, _ in layer.used_memory]
