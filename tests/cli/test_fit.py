@@ -7,7 +7,7 @@ from proa.cli.fit import ways_to_fit
 from proa.engine.config import EngineConfig
 from proa.plan.advice import cheapest_ways
 from proa.plan.hardware import GIB, Overrides, probe
-from proa.plan.memory_plan import Wanted
+from proa.plan.memory_plan import plan_memory
 from proa.plan.model_sizes import read_sizes
 
 
@@ -24,15 +24,19 @@ def ram(monkeypatch):
 def test_ways_are_those_of_the_plan_in_the_words_of_serve(tmp_path):
     path = write_config(tmp_path, KIMI_K2)
     machine = probe(Overrides(vram=0.0, bandwidth=1.0))
-    planned = [way.text for way in cheapest_ways(read_sizes(path), machine, Wanted(4096, use_gpu=False))]
-    ways = ways_to_fit(config(path, context_length=4096))
-    assert ways == planned and ways, "no flag of this model fits a small machine, only more RAM"
+    given = config(path, context_length=4096)
+    planned = [way.words for way in cheapest_ways(read_sizes(path), machine, given)]
+    assert ways_to_fit(given) == planned and planned, "no flag of this model fits a small machine, only more RAM"
 
 
 def test_flags_of_serve(tmp_path):
     path = write_config(tmp_path, KIMI_K2 | {"num_hidden_layers": 2, "n_routed_experts": 8})
-    (way,) = ways_to_fit(config(path, max_total_tokens=10**12))
-    assert way.startswith("--context-length 1024 --max-running-requests 1 --max-total-tokens 1024 ")
+    ways = ways_to_fit(config(path, max_total_tokens=10**12))
+    assert ways[0].startswith("--max-total-tokens ")
+    tokens = int(ways[0].split()[1])
+    sizes, machine = read_sizes(path), probe(Overrides(vram=0.0, bandwidth=1.0))
+    assert plan_memory(sizes, machine, config(path, max_total_tokens=tokens)).fits
+    assert not plan_memory(sizes, machine, config(path, max_total_tokens=tokens + 1024)).fits
 
 
 def test_what_cannot_be_read_has_no_ways(tmp_path):

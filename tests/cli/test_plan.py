@@ -21,7 +21,7 @@ def test_json_of_a_model_that_fits(tmp_path):
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found["fits"] and found["sizes_from"] == "shapes" and found["ways_to_fit"] == []
-    assert found["plan"]["gpu_experts"] == 384
+    assert found["plan"]["gpu_experts"] == 2 * 384
     assert found["decode"]["range"]["low"] <= found["decode"]["range"]["high"] <= found["decode"]["bound"]
     assert found["flags"][:2] == ["--context-length", "32768"]
 

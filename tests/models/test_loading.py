@@ -15,7 +15,7 @@ from tests.models.variants import VARIANTS
 
 from proa.core.errors import CheckpointError, ConfigError, KernelFaultError, UnsupportedError
 from proa.kvcache.layout import KVLayout
-from proa.models import inspect, load_model, packed_bytes
+from proa.models import inspect, load_model, model_needs
 from proa.native import _C
 from proa.weights.checkpoint import Checkpoint
 from proa.weights.progress import LoadProgress
@@ -270,7 +270,7 @@ def test_token_ids_beyond_the_vocabulary_raise(make_case):
 def test_weights_take_what_was_foreseen(variant, make_case):
     case = make_case(variant)
     checkpoint = Checkpoint.open(case.path)
-    foreseen = packed_bytes(checkpoint)
+    foreseen = model_needs(checkpoint).packed_bytes
     # Padding: rows to a multiple of 16 in every linear, and whole cache lines; the tiny matrices have 8 rows at least.
     assert case.model.weight_bytes <= 2 * foreseen
     assert foreseen <= checkpoint.total_bytes
@@ -285,7 +285,7 @@ def test_float16_takes_twice_its_file_where_it_becomes_float32(tmp_path, make_ca
     checkpoint = Checkpoint.open(tmp_path)
     widened = {name for name, tensor in values.items() if tensor.dim() == 1 or "embed_tokens" in name}
     expected = sum((4 if name in widened else 2) * tensor.numel() for name, tensor in values.items())
-    assert packed_bytes(checkpoint) == expected
+    assert model_needs(checkpoint).packed_bytes == expected
 
 
 def test_a_model_on_a_broken_kernel_is_refused(edit, monkeypatch):

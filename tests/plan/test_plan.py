@@ -12,13 +12,14 @@ from tests.plan.models import KIMI_K2
 
 from proa.cli.flags import FLAGS
 from proa.core.errors import ConfigError
-from proa.engine.pass_plan import solve_pass
-from proa.plan.advice import cheapest_ways
+from proa.engine.config import EngineConfig
+from proa.engine.solve import largest, solve
+from proa.plan.advice import PLAN_FLAGS, cheapest_ways
 from proa.plan.declared import declared_checkpoint
 from proa.plan.estimate import DECODE_SHARE, estimate_decode, estimate_prefill
 from proa.plan.hardware import GIB, Interval, Machine, Overrides, probe
-from proa.plan.memory_plan import MemoryPlan, Wanted, largest, plan_memory
-from proa.plan.model_sizes import sizes_of
+from proa.plan.memory_plan import MemoryPlan, Wanted, plan_memory
+from proa.plan.model_sizes import ModelSizes, sizes_of
 
 PATH = Path("kimi")
 KIMI = sizes_of(declared_checkpoint(KIMI_K2, PATH), "shapes")
@@ -32,6 +33,14 @@ SMALL = sizes_of(
     ),
     "shapes",
 )
+
+
+def asked(context: int | None = None, concurrency: int = 1) -> EngineConfig:
+    return Wanted(context, concurrency).config_for(262144)
+
+
+def texts(sizes: ModelSizes, machine: Machine, config: EngineConfig) -> list[str]:
+    return [way.text(config, PLAN_FLAGS) for way in cheapest_ways(sizes, machine, config)]
 
 
 def workstation(ram: float, vram: float = 0.0, **rates: object) -> Machine:
@@ -54,14 +63,14 @@ def test_kimi_on_a_workstation():
 
 def test_free_gpu_memory_is_for_experts():
     few, many = (plan_memory(KIMI, workstation(768, vram), Wanted(8192)) for vram in (80, 160))
-    assert 0 < few.gpu_experts < many.gpu_experts < 384
-    one_more = 60 * KIMI.bytes_per_expert
+    assert 0 < few.gpu_experts < many.gpu_experts < 60 * 384
+    one_more = KIMI.bytes_per_expert
     for plan, vram in ((few, 80), (many, 160)):
         flexible = plan.vram["routed experts"] + plan.vram["KV cache"]
         left = vram * GIB - sum(plan.vram.values())
-        assert 0.05 * flexible <= left < (flexible + one_more) / 0.95 - flexible
+        assert 0.05 * flexible <= left < (flexible + 2 * one_more) / 0.95 - flexible
     everything = plan_memory(KIMI, workstation(64, 800), Wanted(8192))
-    assert everything.gpu_experts == 384 and everything.ram["routed experts"] == 0
+    assert everything.gpu_experts == 60 * 384 and everything.ram["routed experts"] == 0
 
 
 @pytest.mark.parametrize(("vram", "context", "concurrency"), [(32, 8192, 1), (48, 32768, 8), (96, 131072, 4)])
@@ -69,13 +78,11 @@ def test_an_engine_does_what_was_planned_for_it(vram, context, concurrency):
     """Row for row, on a GPU of that size."""
     machine = workstation(768, vram)
     plan = plan_memory(KIMI, machine, Wanted(context, concurrency))
-    config = plan.engine_config("x")
-    done = solve_pass(
-        config, machine.gpu, KIMI.info, KIMI.gpu_trunk, expert_bytes=KIMI.expert_bytes, ram_bytes=machine.ram_bytes
-    )
-    assert done.placed.on_gpu.sum() == plan.gpu_experts * KIMI.info.experts.layers
+    done = solve(plan.config, KIMI, machine.gpu, machine.ram_bytes)
+    assert done.placed.on_gpu.sum() == plan.gpu_experts
     assert done.kv.num_tokens * plan.kv_token_bytes == plan.vram["KV cache"]
-    assert done.kv.max_model_len == context and done.config.chunked_prefill_size == plan.chunk
+    assert done.kv.max_model_len == context and done.config == plan.config
+    assert (done.vram, done.ram) == (plan.vram, plan.ram)
     for name, size in plan.vram.items():
         assert f"{name} {size / GIB:.2f}" in done.notes["gpu_memory"] or not size
 
@@ -87,12 +94,14 @@ def test_experts_on_the_gpu_may_be_what_makes_the_rest_fit():
 
 
 def test_what_does_not_fit_says_why_and_how():
-    machine = workstation(640, 32)
-    wanted = Wanted(65536, 4)
-    plan = plan_memory(KIMI, machine, wanted)
+    machine, config = workstation(640, 32), asked(65536, 4)
+    plan = plan_memory(KIMI, machine, config)
     assert not plan.fits and "GiB available" in plan.refusal
-    texts = [way.text for way in cheapest_ways(KIMI, machine, wanted)]
-    assert texts == ["--concurrency 1", "--context 28672", "--device cpu: everything in RAM"]
+    assert texts(KIMI, machine, config) == [
+        "--concurrency 1",
+        "--context 28672",
+        "--device cpu, and everything is in RAM then",
+    ]
     # Neither asks for more than it has to.
     assert plan_memory(KIMI, machine, Wanted(65536, 1)).fits and not plan_memory(KIMI, machine, Wanted(65536, 2)).fits
     assert plan_memory(KIMI, machine, Wanted(28672, 4)).fits and not plan_memory(KIMI, machine, Wanted(29696, 4)).fits
@@ -103,9 +112,9 @@ def test_smaller_experts_are_tried_from_the_best_format_on():
         KIMI, expert_bytes=2 * KIMI.expert_parameters, packed_bytes=KIMI.trunk_bytes + 2 * KIMI.expert_parameters
     )
     for ram, name in ((1200, "int8"), (700, "int4"), (500, "Q3_K"), (400, "Q2_K")):
-        texts = [way.text for way in cheapest_ways(bf16, workstation(ram), Wanted(8192))]
-        assert texts[0].startswith(f"experts in {name}: ")
-        assert texts[1].endswith("more RAM")
+        first, second, *_ = texts(bf16, workstation(ram), asked(8192))
+        assert first.startswith(f"experts in {name}: ")
+        assert second.endswith("more RAM")
 
 
 @settings(max_examples=40, deadline=None)
@@ -116,7 +125,7 @@ def test_smaller_experts_are_tried_from_the_best_format_on():
     concurrency=st.integers(1, 64),
 )
 def test_advice_fits(ram, vram, context, concurrency):
-    machine, wanted = workstation(ram, vram), Wanted(context, concurrency)
+    machine, wanted = workstation(ram, vram), asked(context, concurrency)
     plan = plan_memory(SMALL, machine, wanted)
     assert plan.fits == holds(plan, machine)
     if plan.fits:
@@ -124,14 +133,14 @@ def test_advice_fits(ram, vram, context, concurrency):
     ways = cheapest_ways(SMALL, machine, wanted)
     assert 1 <= len(ways) <= 3
     for way in ways:
-        fitting = plan_memory(way.sizes, way.machine, way.wanted)
+        fitting = plan_memory(way.sizes, way.machine, way.config)
         assert fitting.fits and holds(fitting, way.machine)
-        assert (way.sizes, way.machine, way.wanted) != (SMALL, machine, wanted)
+        assert (way.sizes, way.machine, way.config) != (SMALL, machine, wanted)
 
 
 def test_advice_asks_for_no_more_than_needed():
-    machine, wanted = workstation(500), Wanted(8192)
-    (way,) = [way for way in cheapest_ways(KIMI, machine, wanted, limit=8) if way.text.endswith("more RAM")]
+    machine, wanted = workstation(500), asked(8192)
+    (way,) = [way for way in cheapest_ways(KIMI, machine, wanted, limit=8) if way.words.endswith("more RAM")]
     less = replace(way.machine, ram_bytes=way.machine.ram_bytes - GIB)
     assert not plan_memory(KIMI, less, wanted).fits
 

@@ -56,7 +56,7 @@ def test_comparisons_on_a_gpu(model: Path) -> None:
     """Stages add up to the total; the reserve is no prediction of what is taken."""
     sizes = read_sizes(model)
     plan = plan_memory(sizes, Machine(64 * GIB, 50.0, int(4 * GIB)), Wanted(2048, 2))
-    assert plan.uses_gpu and plan.gpu_experts == 64
+    assert plan.uses_gpu and plan.gpu_experts == sizes.info.experts.layers * 64
     stages = {"start": (500, 900), "loaded": (2000, 1000), "cache": (2100, 1000), "built": (2200, 1100)}
     marks = {name: Mark(gpu * MIB, ram * MIB) for name, (gpu, ram) in (stages | {"end": (2300, 1300)}).items()}
     rows = compare_memory(sizes, plan, Trial(marks, 100, Timed(1, 1, 1.0), Timed(1, 1, 1.0)))
@@ -90,10 +90,10 @@ def test_a_share_of_a_gpu_that_is_not_there(model: Path, monkeypatch: pytest.Mon
 
 def test_the_engine_of_a_plan_has_its_flags(model: Path) -> None:
     plan = plan_memory(read_sizes(model), Machine(64 * GIB, 50.0), Wanted(2048, 2))
-    config = plan.engine_config("x")
+    config = plan.config
     assert EngineConfig.from_json(config.to_json()) == config
     assert (config.context_length, config.max_running_requests, config.max_total_tokens) == (2048, 2, 4096)
-    assert config.device == "cpu"
+    assert plan.flags[-2:] == ["--device", "cpu"]
 
 
 def test_resident_bytes(tmp_path: Path) -> None:

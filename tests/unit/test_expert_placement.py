@@ -23,7 +23,7 @@ def config(**fields):
 def placed(**fields):
     fields.setdefault("gpu_prefill_threshold", 0)
     budget = expert_budget(config(**fields), INFO)
-    return place_experts(config(**fields), INFO, budget.gpu_experts if budget else 0, all_bytes=3200, gpu_bytes=4000)
+    return place_experts(config(**fields), INFO, budget.gpu_experts if budget else 0, all_bytes=3200, left_bytes=4000)
 
 
 def test_none_on_the_gpu_takes_nothing_there():
@@ -53,7 +53,7 @@ def test_counts_of_sglang_have_a_row_for_dense_layers(tmp_path):
     torch.save({"logical_count": counts}, tmp_path / "counts.pt")
     settings = config(gpu_experts=1, gpu_prefill_threshold=0, expert_location=str(tmp_path / "counts.pt"))
     info = replace(INFO, dense_layers=(0,))
-    plan = place_experts(settings, info, 4, all_bytes=3200, gpu_bytes=4000)
+    plan = place_experts(settings, info, 4, all_bytes=3200, left_bytes=4000)
     assert plan.on_gpu[3].tolist() == [False] * 4 + [True] * 4
 
 
@@ -63,17 +63,20 @@ def test_placed_experts_the_ring_and_scratch_are_planned():
     assert needed.weights == 5 + 3200 * 8 // 32
     assert needed.scratch == 7 + 2 * 20 * 96 + 2 * 10 * 64
     plan = placed(gpu_prefill_threshold=400)
-    assert (plan.stream_from, plan.ring_bytes) == (400, 4000 // 8)
-    assert with_experts(GpuBytes(5, 7), plan, INFO, all_bytes=3200, max_tokens=10).weights == 5 + 500
+    # An eighth of 4000: four parts of one expert of 100 bytes.
+    assert (plan.stream_from, plan.ring_bytes) == (400, 400)
+    assert with_experts(GpuBytes(5, 7), plan, INFO, all_bytes=3200, max_tokens=10).weights == 5 + 400
     assert plan.stream_all
     assert placed(gpu_prefill_threshold=1).stream_from == 17
     assert placed(gpu_prefill_threshold=1, max_running_requests=1).stream_from == 2
-    assert place_experts(config(gpu_prefill_threshold=1), INFO, 0, all_bytes=32, gpu_bytes=4000).ring_bytes == 8
+    assert (
+        place_experts(config(gpu_prefill_threshold=1), INFO, 0, all_bytes=32, left_bytes=4000).ring_bytes == 8
+    )  # a layer
 
 
 def test_experts_in_ram_may_stream_unless_told_not_to():
     plan = placed(gpu_prefill_threshold=None, gpu_experts=2)
-    assert (plan.stream_from, plan.stream_all, plan.ring_bytes) == (65, False, 500)
+    assert (plan.stream_from, plan.stream_all, plan.ring_bytes) == (65, False, 400)
     assert placed(gpu_prefill_threshold=None, cuda_graph_max_bs=200, max_running_requests=128).stream_from == 129
     assert placed(gpu_prefill_threshold=None, gpu_experts=8).stream_from is None
     assert placed(gpu_prefill_threshold=None, chunked_prefill_size=65).stream_from == 65

@@ -150,6 +150,7 @@ ENGINE_FLAGS: tuple[Flag, ...] = (
         "max_running_requests",
         int,
         "Sequences in one forward pass.",
+        unset="16, fewer where the KV cache has no 4096 tokens for each",
         sglang=("--max-running-requests",),
     ),
     Flag(

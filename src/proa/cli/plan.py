@@ -6,7 +6,7 @@ import inspect
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
@@ -19,7 +19,6 @@ from proa.convert.demo_path import demo_model_path
 from proa.core.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from proa.plan.advice import Advice
     from proa.plan.estimate import Estimate
     from proa.plan.hardware import Machine
     from proa.plan.memory_plan import MemoryPlan
@@ -51,6 +50,10 @@ def plan(
         int | None, typer.Option("--context", help="Tokens of a request. Default: the model's, at most 32768.")
     ] = None,
     concurrency: Annotated[int, typer.Option("--concurrency", help="Requests at a time.")] = 1,
+    kv_cache_dtype: Annotated[
+        Literal["auto", "float32", "bfloat16"], typer.Option("--kv-cache-dtype", help="Number format of the KV cache.")
+    ] = "auto",
+    device: Annotated[Literal["auto", "cpu"], typer.Option("--device", help="cpu: nothing goes to the GPU.")] = "auto",
     verify: Annotated[
         bool, typer.Option("--verify", help="Load the model as planned, run it, and compare what it takes.")
     ] = False,
@@ -72,19 +75,19 @@ def plan(
         proa plan demo --json | jq .fits
     """
     # Here, so that `proa --help` needs neither torch nor the extension.
-    from proa.plan.advice import cheapest_ways
+    from proa.plan.advice import PLAN_FLAGS, cheapest_ways
     from proa.plan.estimate import estimate_decode, estimate_prefill
     from proa.plan.hardware import Overrides, probe
     from proa.plan.memory_plan import Wanted, plan_memory
     from proa.plan.model_sizes import read_sizes
 
     overrides = Overrides(vram, ram, bandwidth, pcie)
-    wanted = Wanted(context, concurrency)
+    wanted = Wanted(context, concurrency, kv_cache_dtype, use_gpu=device != "cpu")
     sizes = read_sizes(_directory(model))
-    wanted.context_for(sizes.info.max_position_embeddings)
+    config = wanted.config_for(sizes.info.max_position_embeddings)
     machine = probe(overrides)
-    memory = plan_memory(sizes, machine, wanted)
-    ways = [] if memory.fits else cheapest_ways(sizes, machine, wanted)
+    memory = plan_memory(sizes, machine, config)
+    ways = [] if memory.fits else [way.text(config, PLAN_FLAGS) for way in cheapest_ways(sizes, machine, config)]
     decode, prefill = estimate_decode(sizes, memory, machine), estimate_prefill(sizes, memory, machine)
     compared, paces = ([], []) if not (verify and memory.fits) else _verify(_directory(model), sizes, memory, machine)
     if json_output:
@@ -133,7 +136,7 @@ def _as_json(
     memory: MemoryPlan,
     decode: Estimate,
     prefill: Estimate,
-    ways: list[Advice],
+    ways: list[str],
 ) -> dict[str, Any]:
     experts = sizes.info.experts
     return {
@@ -145,11 +148,11 @@ def _as_json(
         "weight_bytes": {"trunk": sizes.trunk_bytes, "routed_experts": sizes.expert_bytes},
         "experts": {**asdict(experts), "bytes_each": sizes.bytes_per_expert},
         "machine": asdict(machine),
-        "plan": {name: value for name, value in asdict(memory).items() if name != "refusal"},
+        "plan": {name: value for name, value in asdict(memory).items() if name not in ("config", "refusal")},
         "flags": memory.flags if memory.fits else [],
         "decode": asdict(decode),
         "prefill": asdict(prefill),
-        "ways_to_fit": [way.text for way in ways],
+        "ways_to_fit": ways,
     }
 
 
@@ -175,9 +178,8 @@ def _print_memory(model: str, sizes: ModelSizes, machine: Machine, memory: Memor
     ]
     if memory.uses_gpu:
         streams = "stream through the GPU" if memory.streams else "run where they lie"
-        lines.append(
-            f"experts on the GPU: {memory.gpu_experts} of {experts.experts} per layer; for prompts the others {streams}"
-        )
+        there = f"{memory.gpu_experts} of {experts.layers * experts.experts}"
+        lines.append(f"experts on the GPU: {there}; for prompts the others {streams}")
     for line in lines:
         console.out.print(line, soft_wrap=True)
 
@@ -199,7 +201,7 @@ def _print_speed(memory: MemoryPlan, decode: Estimate, prefill: Estimate) -> Non
     console.out.print(table)
 
 
-def _print_verdict(model: str, memory: MemoryPlan, ways: list[Advice]) -> None:
+def _print_verdict(model: str, memory: MemoryPlan, ways: list[str]) -> None:
     if memory.fits:
         console.out.print("[green]It fits.[/]")
         console.out.print(f"proa serve {model} {' '.join(memory.flags)}", soft_wrap=True, markup=False)
@@ -207,7 +209,7 @@ def _print_verdict(model: str, memory: MemoryPlan, ways: list[Advice]) -> None:
     console.out.print(f"[red]It does not fit:[/] {escape(memory.refusal)}", soft_wrap=True)
     console.out.print("Any of these makes it fit, the cheapest first:" if ways else "No single change makes it fit.")
     for number, way in enumerate(ways, 1):
-        console.out.print(f"  {number}. {way.text}", soft_wrap=True, markup=False)
+        console.out.print(f"  {number}. {way}", soft_wrap=True, markup=False)
 
 
 def _print_comparison(rows: list[Comparison], paces: list[Pace]) -> None:

@@ -27,8 +27,6 @@ if TYPE_CHECKING:  # it takes the extension, whose faults are reported by `run_e
 __all__ = ["LoadedModel", "Loader", "Report", "build_engine", "max_forward_tokens"]
 
 _CPU = torch.device("cpu")
-# Prompt tokens of a pass on the CPU: with more no expert's weights are read less often per token that it has.
-CPU_PASS_TOKENS = 512
 
 # bytes done, bytes in all
 Report = Callable[[int, int], None]
@@ -43,7 +41,7 @@ class LoadedModel:
     `capture`: records steps of the model over a pool; None where that is not possible or not wanted.
     load_vocabulary: for grammars; None: constrained requests are refused.
     usage: of the routed experts; None: nothing is counted. read_gb_s: measured bandwidth of the RAM; 0: not measured.
-    pass_tokens: prompt tokens of a pass where the config leaves them open.
+    config: with what was solved for it; None: as it was given.
     """
 
     model: ForwardModel
@@ -56,18 +54,15 @@ class LoadedModel:
     load_vocabulary: Callable[[], Vocabulary] | None = None
     usage: ExpertUsage | None = None
     read_gb_s: float = 0.0
-    pass_tokens: int = CPU_PASS_TOKENS
+    config: EngineConfig | None = None
 
 
 Loader = Callable[[EngineConfig, Report], LoadedModel]
 
 
-def max_forward_tokens(config: EngineConfig, pass_tokens: int = CPU_PASS_TOKENS) -> int:
-    """The most tokens a step computes: those of a pass and a decoding token of every sequence.
-
-    `pass_tokens`: where `config` leaves them open.
-    """
-    return (config.chunked_prefill_size or pass_tokens) + config.max_running_requests
+def max_forward_tokens(config: EngineConfig) -> int:
+    """The most tokens a step computes: those of a pass and a decoding token of every sequence."""
+    return config.pass_tokens + config.requests
 
 
 def build_engine(config: EngineConfig, loaded: LoadedModel, *, clock: Callable[[], float] = perf_counter) -> Engine:
@@ -75,21 +70,21 @@ def build_engine(config: EngineConfig, loaded: LoadedModel, *, clock: Callable[[
 
     `clock`: seconds, by which prefill and decode take turns.
     """
-    plan = loaded.plan
+    config, plan = loaded.config or config, loaded.plan
     pool = KVPool(loaded.layout, plan.num_blocks, plan.block_size, plan.dtype, loaded.device)
     manager = KVManager(plan.num_blocks, plan.block_size, prefix_cache=not config.disable_radix_cache)
     max_blocks = -(-plan.max_model_len // plan.block_size)
     runner = Runner(
         loaded.model,
         pool,
-        max_tokens=max_forward_tokens(config, loaded.pass_tokens),
-        max_running=config.max_running_requests,
+        max_tokens=max_forward_tokens(config),
+        max_running=config.requests,
         max_blocks=max_blocks,
         graphs=None if loaded.capture is None else loaded.capture(pool, max_blocks),
     )
     if loaded.usage is not None:
         loaded.usage.reset()
-    scheduler = Scheduler(manager, max_running=config.max_running_requests, max_prompts=config.prefill_max_requests)
+    scheduler = Scheduler(manager, max_running=config.requests, max_prompts=config.prefill_max_requests)
     grammars = None if loaded.load_vocabulary is None else GrammarWorker(loaded.load_vocabulary)
     if grammars is not None:
         grammars.prepare()
@@ -98,7 +93,7 @@ def build_engine(config: EngineConfig, loaded: LoadedModel, *, clock: Callable[[
         manager=manager,
         scheduler=scheduler,
         pace=PrefillPace(None if config.max_decode_gap_ms is None else config.max_decode_gap_ms / 1e3),
-        max_prompt_tokens=config.chunked_prefill_size or loaded.pass_tokens,
+        max_prompt_tokens=config.pass_tokens,
         vocab_size=loaded.model.vocab_size,
         eos_token_ids=loaded.eos_token_ids,
         max_model_len=plan.max_model_len,

@@ -9,7 +9,11 @@ from msgspec import Meta
 
 from proa.core.errors import ConfigError
 
-__all__ = ["EngineConfig", "ExpertMethod"]
+__all__ = ["CPU_PASS_TOKENS", "EngineConfig", "ExpertMethod"]
+
+# Prompt tokens of a pass on the CPU: with more no expert's weights are read less often per token that it has.
+CPU_PASS_TOKENS = 512
+_REQUESTS = 16
 
 _Positive = Annotated[int, Meta(ge=1)]
 
@@ -27,7 +31,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     to_engine, from_engine: ZMQ addresses (`ipc://...`) bound by the API process.
     parent_pid: the API process; the engine exits when it is gone (0: whoever started the engine).
-    max_running_requests: sequences in one forward pass.      max_total_tokens: KV cache size in tokens.
+    max_running_requests: sequences in one forward pass (None: cuda_graph_max_bs, fewer where memory is short).
+    max_total_tokens: KV cache size in tokens.
     context_length: longest prompt + answer in tokens; refused when the KV cache cannot hold it.
     block_size: tokens of a block of the KV cache (None: 16 on the CPU, on a GPU what its attention reads fastest).
     chunked_prefill_size: most prompt tokens of a pass (None: 512 on the CPU, on a GPU what memory allows),
@@ -58,7 +63,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     expert_method: ExpertMethod = "auto"
     expert_activations: Literal["int8", "bf16"] = "int8"
     parent_pid: Annotated[int, Meta(ge=0)] = 0
-    max_running_requests: Annotated[int, Meta(ge=1, le=1024)] = 16
+    max_running_requests: Annotated[int, Meta(ge=1, le=1024)] | None = None
     max_total_tokens: _Positive | None = None
     context_length: _Positive | None = None
     chunked_prefill_size: Annotated[int, Meta(ge=1, le=65536)] | None = None
@@ -95,6 +100,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             fix = "name the GGUF file, the first of a split model, or their directory"
             raise ConfigError("expert_method", "--kt-weight-path with LLAMAFILE", "none", fix)
         return config
+
+    @property
+    def requests(self) -> int:
+        """Sequences in one forward pass, where `proa.engine.solve` had no say."""
+        return self.max_running_requests or _REQUESTS
+
+    @property
+    def pass_tokens(self) -> int:
+        """Most prompt tokens of a pass, likewise."""
+        return self.chunked_prefill_size or CPU_PASS_TOKENS
 
     def to_json(self) -> bytes:
         """The bytes the engine process reads."""

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from proa.engine.config import EngineConfig
 from proa.models import ExpertInfo, ExpertPlan, GpuBytes
-from proa.moe.hybrid_layers import PASS_ROWS
+from proa.moe.hybrid_layers import PASS_ROWS, RING_PARTS
 from proa.moe.placement import ExpertBudget, place
 from proa.moe.stats import ExpertStats
 
 __all__ = ["MAX_MOVES", "RAM_SLOTS", "expert_budget", "expert_count_asked", "place_experts", "with_experts"]
 
-RING_SHARE = 8  # the ring takes at most this part of the GPU memory that is free
+RING_SHARE = 8  # the ring takes at most this part of the GPU memory that the trunk leaves
 # Experts that change places at a time: a slot each in GPU memory, and a copy in each direction beside a step.
 MAX_MOVES = 16
 # By so many experts a layer's share of the GPU may shrink: they have memory in RAM from the start.
@@ -44,8 +44,8 @@ def expert_count_asked(config: EngineConfig, layers: int, experts: int) -> int |
     return None if config.gpu_experts is None else config.gpu_experts * layers
 
 
-def place_experts(config: EngineConfig, info: ExpertInfo, count: int, *, all_bytes: int, gpu_bytes: int) -> ExpertPlan:
-    """`count` experts on the GPU. `all_bytes`: of all routed experts; `gpu_bytes`: of free GPU memory.
+def place_experts(config: EngineConfig, info: ExpertInfo, count: int, *, all_bytes: int, left_bytes: int) -> ExpertPlan:
+    """`count` experts on the GPU. `all_bytes`: of all routed experts; `left_bytes`: of GPU memory beside the trunk.
 
     Raises:
         ConfigError: routing counts that are missing, unreadable or of another model.
@@ -64,10 +64,12 @@ def place_experts(config: EngineConfig, info: ExpertInfo, count: int, *, all_byt
         plan = replace(plan, moves=moves, ram_slots=RAM_SLOTS)
     if config.gpu_prefill_threshold == 0 or plan.on_gpu.all():
         return plan
+    expert = max(1, all_bytes // max(1, info.layers * info.experts))
     # A layer at most: what is ahead of that waits for nothing.
-    ring = min(all_bytes // max(1, info.layers), gpu_bytes // RING_SHARE)
+    part = min(expert * info.experts, left_bytes // RING_SHARE) // RING_PARTS // expert
+    ring = RING_PARTS * max(1, part) * expert
     # Decode steps run between the layers of a pass of streamed experts, and stream none themselves.
-    stream_from = max(config.gpu_prefill_threshold or FEW_TOKENS + 1, config.max_running_requests + 1)
+    stream_from = max(config.gpu_prefill_threshold or FEW_TOKENS + 1, config.requests + 1)
     if config.chunked_prefill_size is not None and stream_from > config.chunked_prefill_size:
         return plan  # no pass has so many tokens
     stream_all = config.gpu_prefill_threshold is not None

@@ -10,7 +10,7 @@ from proa.core.errors import MemoryShortageError
 from proa.device.select import Gpu
 from proa.engine.config import EngineConfig
 from proa.engine.expert_placement import MAX_MOVES, expert_budget, expert_count_asked, place_experts, with_experts
-from proa.engine.kv_plan import MIN_AUTO_TOKENS, RESERVE_BYTES, KVPlan, plan_kv
+from proa.engine.kv_plan import MIN_AUTO_TOKENS, RESERVE_BYTES, KVPlan, cache_dtype, plan_kv
 from proa.engine.working_memory import gpu_rows
 from proa.kvcache.pool import KVDtype, kv_bytes_per_token
 from proa.models import ExpertPlan, GpuBytes, ModelInfo
@@ -24,6 +24,7 @@ __all__ = [
     "loading_bytes",
     "plan_gpu",
     "scratch_bytes",
+    "vram_rows",
     "with_ram",
 ]
 
@@ -55,7 +56,8 @@ def fit_experts(
     """
     info, all_experts = model.experts, model.experts.layers * model.experts.experts
     DeferralPlan.create(info.layers, info.top_k, config.max_deferred_experts)  # refused before anything is read
-    place = partial(place_experts, config, info, all_bytes=expert_bytes, gpu_bytes=gpu.free_bytes)
+    left = max(0, gpu.free_bytes - trunk.weights)
+    place = partial(place_experts, config, info, all_bytes=expert_bytes, left_bytes=left)
     size = partial(with_experts, trunk, info=info, all_bytes=expert_bytes, max_tokens=max_tokens)
     asked = expert_budget(config, info)
     wanted = all_experts if asked is None else asked.gpu_experts
@@ -87,7 +89,7 @@ def _cache_bytes(config: EngineConfig, model: ModelInfo, room: int, *, automatic
     least = context * token if config.context_length is not None else min(context, MIN_AUTO_TOKENS) * token
     if not automatic:
         return least
-    return max(least, min(min(config.max_running_requests, _FULL_REQUESTS) * context * token, room // 2))
+    return max(least, min(min(config.requests, _FULL_REQUESTS) * context * token, room // 2))
 
 
 def _context_bytes(config: EngineConfig, model: ModelInfo) -> int:
@@ -97,8 +99,7 @@ def _context_bytes(config: EngineConfig, model: ModelInfo) -> int:
 
 
 def _token_bytes(config: EngineConfig, model: ModelInfo) -> int:
-    dtype = _auto_dtype(model) if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-    return kv_bytes_per_token(model.layout, dtype)
+    return kv_bytes_per_token(model.layout, cache_dtype(config, _auto_dtype(model)))
 
 
 def _block(config: EngineConfig, model: ModelInfo) -> int:
@@ -140,12 +141,8 @@ def plan_gpu(
     model: ModelInfo,
     needed: GpuBytes,
     placed: ExpertPlan | None = None,
-    *,
-    expert_bytes: int = 0,
 ) -> tuple[KVPlan, dict[str, str]]:
-    """The KV cache in the memory that `needed` leaves of `gpu`, and what to say of it and of the experts `placed`.
-
-    `needed`: with those experts, of `expert_bytes` in all.
+    """The KV cache in the memory that `needed`, with the experts `placed`, leaves of `gpu`, and what to say of both.
 
     Raises:
         ConfigError: the trunk, or a useful cache beside it, does not fit.
@@ -163,25 +160,29 @@ def plan_gpu(
         memory="GPU memory",
         bound=_bound(config, gpu, scratch),
     )
-    cache = plan.num_tokens * model.layout.elements_per_token() * (4 if plan.dtype == "float32" else 2)
-    experts = (
-        0 if placed is None else expert_bytes * (int(placed.on_gpu.sum()) + placed.moves) // max(1, placed.on_gpu.size)
-    )
-    ring = 0 if placed is None else placed.ring_bytes
-    parts = {
-        "trunk": needed.weights - experts - ring,
+    notes = {"device": f"{gpu.name} (cuda:{gpu.index})"}
+    return plan, notes if placed is None else notes | _expert_notes(config, placed)
+
+
+def vram_rows(
+    config: EngineConfig,
+    model: ModelInfo,
+    needed: GpuBytes,
+    placed: ExpertPlan,
+    *,
+    cache_tokens: int,
+    expert_bytes: int,
+) -> dict[str, int]:
+    """Bytes of GPU memory by what takes them, with `placed` of experts of `expert_bytes` in all; as `plan_gpu`."""
+    experts = expert_bytes * (int(placed.on_gpu.sum()) + placed.moves) // max(1, placed.on_gpu.size)
+    return {
+        "trunk": needed.weights - experts - placed.ring_bytes,
         "routed experts": experts,
-        "streaming buffers": ring,
-        "KV cache": cache,
+        "streaming buffers": placed.ring_bytes,
+        "KV cache": cache_tokens * _token_bytes(config, model),
         **gpu_rows(config, model, needed),
         "reserve": RESERVE_BYTES,
     }
-    table = ", ".join(f"{name} {size / _GIB:.2f}" for name, size in parts.items() if size)
-    notes = {
-        "device": f"{gpu.name} (cuda:{gpu.index})",
-        "gpu_memory": f"{table} of {gpu.free_bytes / _GIB:.2f} GiB free",
-    }
-    return plan, notes if placed is None else notes | _expert_notes(config, placed)
 
 
 def _expert_notes(config: EngineConfig, placed: ExpertPlan) -> dict[str, str]:

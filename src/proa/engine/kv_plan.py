@@ -9,7 +9,7 @@ from proa.engine.config import EngineConfig
 from proa.kvcache.layout import KVLayout
 from proa.kvcache.pool import KVDtype, kv_bytes_per_token
 
-__all__ = ["MIN_AUTO_TOKENS", "RESERVE_BYTES", "KVPlan", "plan_kv"]
+__all__ = ["MIN_AUTO_TOKENS", "RESERVE_BYTES", "KVPlan", "cache_dtype", "plan_kv"]
 
 _GIB = 2**30
 # Activations, logits, the interpreter, and room for the rest of the machine.
@@ -31,6 +31,11 @@ class KVPlan:
     @property
     def num_tokens(self) -> int:
         return self.num_blocks * self.block_size
+
+
+def cache_dtype(config: EngineConfig, auto: KVDtype = "float32") -> KVDtype:
+    """Of the cache; `auto`: where the config leaves it open."""
+    return auto if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
 
 
 def plan_kv(
@@ -56,7 +61,7 @@ def plan_kv(
     Raises:
         ConfigError: the context is over the model's, or weights and cache do not fit the memory.
     """
-    dtype: KVDtype = auto_dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    dtype = cache_dtype(config, auto_dtype)
     block = config.block_size or auto_block
     fraction = config.memory_fraction if fraction is None else fraction
     context = config.context_length or model_context
@@ -75,7 +80,7 @@ def plan_kv(
             expected = f"{block} to {limit} tokens ({numbers})"
             raise MemoryShortageError("max_total_tokens", expected, config.max_total_tokens, "lower it or free memory")
     else:
-        useful = config.max_running_requests * -(-context // block)
+        useful = config.requests * -(-context // block)
         num_blocks = min(useful, int(room * fraction) // (token_bytes * block))
         least = min(context, MIN_AUTO_TOKENS)
         if num_blocks * block < least:
@@ -83,7 +88,7 @@ def plan_kv(
                 memory,
                 f"room for the weights and {least} tokens of KV cache",
                 numbers,
-                "free memory or use bfloat16 KV",
+                "free memory" + (" or use bfloat16 KV" if dtype == "float32" else ""),
             )
     return _with_context(config, context, num_blocks, block, dtype)
 

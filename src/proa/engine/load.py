@@ -16,27 +16,24 @@ from proa.chat.grammar.vocabulary import load_vocabulary
 from proa.chat.tokenizer_files import TokenizerFiles
 from proa.core.errors import UnsupportedError
 from proa.device.select import Gpu, choose_gpu, create_device
-from proa.engine.build import CPU_PASS_TOKENS, LoadedModel, Report, max_forward_tokens
+from proa.engine.build import LoadedModel, Report, max_forward_tokens
 from proa.engine.config import EngineConfig
-from proa.engine.kv_plan import plan_kv
 from proa.engine.memory import available_bytes
-from proa.engine.pass_plan import solve_pass
 from proa.engine.pinning import check_pinning
+from proa.engine.solve import solve
 from proa.kvcache.pool import KVPool
 from proa.models import (
     DecodeGraphs,
     ExpertPlan,
-    GpuBytes,
     Model,
     ModelInfo,
+    ModelNeeds,
     check_expert_method,
     check_gpu_experts,
-    gpu_bytes,
     inspect,
     load_model,
+    model_needs,
     open_experts,
-    packed_bytes,
-    scratch_bytes,
 )
 from proa.native._C import CudaDriver, CudaError, CudaMissing
 from proa.native.runtime import CpuRuntime, read_bandwidth
@@ -79,13 +76,11 @@ def load_checkpoint(config: EngineConfig, report: Report) -> LoadedModel:
 def load_on(config: EngineConfig, gpu: Gpu | None, report: Report) -> LoadedModel:
     """The same with the trunk on `gpu`, of which no more than its `free_bytes` are used; None: on the CPU."""
     checkpoint = Checkpoint.open(config.model_path)
-    model_info = inspect(checkpoint)
+    inspect(checkpoint)  # refuses what proa cannot run before any file is looked into
     experts = None if config.expert_path is None else open_experts(checkpoint, config.expert_path)
     check_expert_method(checkpoint, config.expert_method, experts)
-    if gpu is None:
-        loaded = _load_on_cpu(config, checkpoint, model_info, experts, report)
-    else:
-        loaded = _load_on_gpu(config, gpu, checkpoint, model_info, experts, report)
+    load = _load_on_cpu if gpu is None else partial(_load_on_gpu, gpu)
+    loaded = load(config, checkpoint, model_needs(checkpoint, experts), experts, report)
     files = TokenizerFiles(Path(config.model_path), None if config.expert_path is None else Path(config.expert_path))
     vocabulary = partial(load_vocabulary, files, loaded.model.vocab_size, loaded.eos_token_ids)
     return replace(loaded, load_vocabulary=vocabulary, read_gb_s=_read_bandwidth(loaded.model.weight_bytes))
@@ -97,51 +92,41 @@ def _read_bandwidth(weight_bytes: int) -> float:
 
 
 def _load_on_cpu(
-    config: EngineConfig, checkpoint: Checkpoint, model_info: ModelInfo, experts: ExpertSource | None, report: Report
+    config: EngineConfig, checkpoint: Checkpoint, needs: ModelNeeds, experts: ExpertSource | None, report: Report
 ) -> LoadedModel:
-    plan_for = partial(
-        plan_kv,
-        config,
-        model_info.layout,
-        model_context=model_info.max_position_embeddings,
-        # The mapped files are page cache and give way.
-        available_bytes=available_bytes(),
-    )
-    weight_bytes = packed_bytes(checkpoint, experts)
-    plan = plan_for(
-        weight_bytes=weight_bytes + scratch_bytes(checkpoint, max_forward_tokens(config), config.num_threads)
-    )
+    # The mapped files are page cache and give way.
+    available = available_bytes()
+    solved = solve(config, needs, None, available)
+    config, info = solved.config, needs.info
     runtime = CpuRuntime(config.num_threads)
-    model = _load(config, None, runtime, checkpoint, experts, plan.max_model_len, report, "cpu")
-    # Planned scratch is an upper bound.
-    plan = plan_for(weight_bytes=weight_bytes + model.workspace_bytes)
-    info = {**plan.notes, **_info(config, model_info, runtime), "device": "cpu", **_without_gpu(config)}
-    return LoadedModel(model, model_info.layout, plan, model_info.eos_token_ids, info, usage=model.expert_usage)
+    model = _load(config, None, runtime, checkpoint, experts, solved.kv.max_model_len, report, "cpu")
+    notes = {**solved.notes, **_info(config, info, runtime), "device": "cpu", **_without_gpu(config)}
+    return LoadedModel(
+        model, info.layout, solved.kv, info.eos_token_ids, notes, usage=model.expert_usage, config=config
+    )
 
 
 def _load_on_gpu(
-    config: EngineConfig,
     gpu: Gpu,
+    config: EngineConfig,
     checkpoint: Checkpoint,
-    model_info: ModelInfo,
+    needs: ModelNeeds,
     experts: ExpertSource | None,
     report: Report,
 ) -> LoadedModel:
-    trunk_for = partial(_gpu_bytes, checkpoint, experts)
     config, notes = _without_gpu_experts(config, checkpoint, experts)
-    expert_bytes = packed_bytes(checkpoint, experts) - trunk_for(1).weights
-    solved = solve_pass(config, gpu, model_info, trunk_for, expert_bytes=expert_bytes, ram_bytes=available_bytes())
-    config, placed, plan = solved.config, solved.placed, solved.kv
-    notes |= solved.notes
+    solved = solve(config, needs, gpu, available_bytes())
+    config, placed, plan, info = solved.config, solved.placed, solved.kv, needs.info
+    assert placed is not None
     if placed.stream_all or placed.moves:
         away = int(placed.on_gpu.sum()) / max(1, placed.on_gpu.size)
-        check_pinning(CudaDriver(), int(expert_bytes * (1 - away)))
+        check_pinning(CudaDriver(), int(needs.expert_bytes * (1 - away)))
     # One core for the thread that launches: threads of the experts stay awake during a step.
     runtime = CpuRuntime(config.num_threads, spare=1)
     attention, notes["attention_backend"] = gpu_backend(config.attention_backend)
     model = _load(config, gpu, runtime, checkpoint, experts, plan.max_model_len, report, attention, placed)
-    notes = {**plan.notes, **_info(config, model_info, runtime), **notes}
-    capture, most = None, min(config.cuda_graph_max_bs, config.max_running_requests)
+    notes = {**solved.notes, **_info(config, info, runtime), **notes}
+    capture, most = None, min(config.cuda_graph_max_bs, config.requests)
     if config.disable_cuda_graph:
         notes["cuda_graphs"] = "none, as asked for"
     elif model.is_capturable:
@@ -149,20 +134,9 @@ def _load_on_gpu(
     else:
         notes["cuda_graphs"] = "none: experts in RAM are waited for between kernels"
     return LoadedModel(
-        model,
-        model_info.layout,
-        plan,
-        model_info.eos_token_ids,
-        notes,
-        gpu.torch_device,
-        capture,
-        usage=model.expert_usage,
-        pass_tokens=config.chunked_prefill_size or CPU_PASS_TOKENS,
-    )
-
-
-def _gpu_bytes(checkpoint: Checkpoint, experts: ExpertSource | None, max_tokens: int) -> GpuBytes:
-    return gpu_bytes(checkpoint, experts, max_tokens=max_tokens)
+        model, info.layout, plan, info.eos_token_ids, notes, gpu.torch_device, capture, usage=model.expert_usage,
+        config=config,
+    )  # fmt: skip
 
 
 def _without_gpu(config: EngineConfig) -> dict[str, str]:

@@ -114,7 +114,7 @@ class _Process:
         loaded = load(self._config, self._loading_report())
         engine = build_engine(self._config, loaded)
         self.is_ready = True
-        self._endpoint.send(_ready(self._config, loaded, perf_counter() - started))
+        self._endpoint.send(_ready(loaded.config or self._config, loaded, perf_counter() - started))
         for name, value in loaded.info.items():
             logger.info("%-20s %s", name, value)
         logger.info("ready after %.1f s", perf_counter() - started)
@@ -203,7 +203,7 @@ def _ready(config: EngineConfig, loaded: LoadedModel, load_seconds: float) -> Re
     return Ready(
         max_model_len=loaded.plan.max_model_len,
         kv_tokens_total=loaded.plan.num_tokens,
-        max_running_requests=config.max_running_requests,
+        max_running_requests=config.requests,
         vocab_size=loaded.model.vocab_size,
         load_seconds=load_seconds,
         weight_bytes=loaded.model.weight_bytes,

@@ -26,14 +26,14 @@ _GPU_PROCESS_BYTES = 1280 * _MIB
 
 def captured_graphs(config: EngineConfig) -> int:
     """Decode steps of up to so many sequences are captured."""
-    return 0 if config.disable_cuda_graph else min(config.cuda_graph_max_bs, config.max_running_requests)
+    return 0 if config.disable_cuda_graph else min(config.cuda_graph_max_bs, config.requests)
 
 
 def gpu_rows(config: EngineConfig, model: ModelInfo, needed: GpuBytes) -> dict[str, int]:
     """Bytes of GPU memory by what takes them, in the order in which it is taken; `needed` without its weights."""
     graphs = captured_graphs(config)
     logits = 4 * model.vocab_size * graphs * (graphs + 1) // 2  # each keeps those of its own
-    sampling = config.max_running_requests * model.vocab_size * _BYTES_PER_LOGIT
+    sampling = config.requests * model.vocab_size * _BYTES_PER_LOGIT
     return {
         "workspace": needed.scratch,
         "CUDA graphs": graphs * _GRAPH_BYTES + logits,

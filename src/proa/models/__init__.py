@@ -7,17 +7,8 @@ from proa.models.decode_graph import DecodeGraphs
 from proa.models.expert_method import check_expert_method
 from proa.models.expert_sources import expert_layout, open_experts
 from proa.models.gpu_expert_formats import check_gpu_experts
-from proa.models.loader import (
-    ExpertInfo,
-    GpuBytes,
-    Model,
-    ModelInfo,
-    gpu_bytes,
-    inspect,
-    load_model,
-    packed_bytes,
-    scratch_bytes,
-)
+from proa.models.loader import Model, load_model
+from proa.models.needs import ExpertInfo, GpuBytes, ModelInfo, ModelNeeds, inspect, model_needs
 
 __all__ = [
     "DecodeGraphs",
@@ -26,13 +17,12 @@ __all__ = [
     "GpuBytes",
     "Model",
     "ModelInfo",
+    "ModelNeeds",
     "check_expert_method",
     "check_gpu_experts",
     "expert_layout",
-    "gpu_bytes",
     "inspect",
     "load_model",
+    "model_needs",
     "open_experts",
-    "packed_bytes",
-    "scratch_bytes",
 ]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -21,8 +20,8 @@ from proa.kvcache.pool import KVPool
 from proa.layers.kernel_check import Activations, check_kernels
 from proa.layers.parameters import ParameterReader
 from proa.layers.workspace import ExpertPlan
-from proa.models.config import ModelConfig
-from proa.models.decoder import Decoder, cpu_scratch_bytes, gpu_expanded_bytes, gpu_scratch_bytes
+from proa.models.decoder import Decoder
+from proa.models.needs import ignored_tensors
 from proa.models.registry import checkpoint_config, decoder_spec
 from proa.moe.traffic import ExpertTraffic, HybridTraffic
 from proa.moe.usage import ExpertUsage
@@ -31,22 +30,9 @@ from proa.weights.checkpoint import Checkpoint
 from proa.weights.expert_source import ExpertSource
 from proa.weights.progress import LoadProgress
 
-__all__ = [
-    "ExpertInfo",
-    "GpuBytes",
-    "Model",
-    "ModelInfo",
-    "gpu_bytes",
-    "inspect",
-    "load_model",
-    "packed_bytes",
-    "scratch_bytes",
-]
+__all__ = ["Model", "load_model"]
 
 logger = logging.getLogger("proa.models")
-
-# Parts of multimodal checkpoints that text does not need.
-VISION_PREFIXES = ("vision_tower.", "mm_projector.")
 
 
 class Model(Protocol):
@@ -104,100 +90,6 @@ class Model(Protocol):
         """After a forward that raised, once the device has nothing to do: the next one begins from a clean state."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertInfo:
-    """The routed experts: `layers` of `experts` each, `top_k` of them per token; `dense_layers` have none."""
-
-    layers: int
-    experts: int
-    top_k: int
-    hidden: int
-    intermediate: int
-    dense_layers: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """What can be known of a model without loading its weights."""
-
-    family: str
-    layout: KVLayout
-    vocab_size: int
-    max_position_embeddings: int
-    eos_token_ids: tuple[int, ...]
-    has_float32_trunk: bool
-    experts: ExpertInfo
-
-
-@dataclass(frozen=True, slots=True)
-class GpuBytes:
-    """`weights`: trunk, embedding included. `scratch`: of forwards, from loading on; `expanded`: while one runs."""
-
-    weights: int
-    scratch: int
-    expanded: int = 0
-
-
-def inspect(checkpoint: Checkpoint) -> ModelInfo:
-    """Reads config.json only. Raises CheckpointError or UnsupportedError for one that proa cannot run."""
-    config = checkpoint_config(checkpoint)
-    spec = decoder_spec(config)
-    return ModelInfo(
-        family=config.family,
-        layout=spec.layout,
-        vocab_size=spec.vocab_size,
-        max_position_embeddings=config.max_position_embeddings,
-        eos_token_ids=config.eos_token_ids,
-        has_float32_trunk=checkpoint.dtype("model.embed_tokens.weight") == "F32",
-        experts=ExpertInfo(
-            len(spec.moe_layers),
-            spec.moe.router.num_experts,
-            spec.moe.router.top_k,
-            spec.moe.hidden,
-            spec.moe.intermediate,
-            tuple(layer for layer in range(spec.num_layers) if layer not in spec.moe_layers),
-        ),
-    )
-
-
-def packed_bytes(checkpoint: Checkpoint, experts: ExpertSource | None = None) -> int:
-    """The most that `load_model` takes for weights. Reads headers only.
-
-    Kernel layouts have the size of what is stored, but vectors and an embedding in float16 become float32. The
-    embedding is counted although it stays in its file: it has to be in memory to be fast.
-    """
-    ignored = _ignored(checkpoint_config(checkpoint), experts)
-    total = 0 if experts is None else experts.max_packed_bytes
-    for name in checkpoint.names:
-        if not ignored(name):
-            linear = len(checkpoint.shape(name)) > 1 and name != "model.embed_tokens.weight"
-            widened = checkpoint.dtype(name) == "F16" and not linear
-            total += checkpoint.nbytes(name) * (2 if widened else 1)
-    return total
-
-
-def gpu_bytes(checkpoint: Checkpoint, experts: ExpertSource | None = None, *, max_tokens: int) -> GpuBytes:
-    """What a trunk on a GPU takes there, without KV cache. Reads headers only. `max_tokens`: largest forward."""
-    config = checkpoint_config(checkpoint)
-    spec = decoder_spec(config)
-    ignored, routed = _ignored(config, experts), f".{spec.moe.block}.experts."
-    names = [name for name in checkpoint.names if not ignored(name) and routed not in name]
-    weights = sum(checkpoint.nbytes(name) for name in names)
-    if spec.tied_head:  # the head is a copy of the embedding
-        weights += checkpoint.nbytes("model.embed_tokens.weight")
-    expanded = gpu_expanded_bytes(spec, config.max_position_embeddings)
-    return GpuBytes(weights, gpu_scratch_bytes(spec, max_tokens), expanded)
-
-
-def scratch_bytes(checkpoint: Checkpoint, max_tokens: int, num_threads: int | None = None) -> int:
-    """At most what forwards of `max_tokens` tokens take on this machine's CPU. Reads config.json only.
-
-    Raises:
-        ConfigError: more threads than this process may use.
-    """
-    return cpu_scratch_bytes(decoder_spec(checkpoint_config(checkpoint)), max_tokens, num_threads)
-
-
 def load_model(
     checkpoint: Checkpoint,
     runtime: CpuRuntime,
@@ -225,7 +117,7 @@ def load_model(
     config = checkpoint_config(checkpoint)
     if not 0 < max_positions <= config.max_position_embeddings:
         raise ConfigError("max_positions", f"1 .. {config.max_position_embeddings}, the model's limit", max_positions)
-    ignored = _ignored(config, experts)
+    ignored = ignored_tensors(config, experts)
     progress = progress or LoadProgress()
     expert_bytes = 0 if experts is None else experts.stored_bytes
     progress.start(sum(checkpoint.nbytes(n) for n in checkpoint.names if not ignored(n)) + expert_bytes, "weights")
@@ -276,16 +168,3 @@ def _check_kernels(reader: ParameterReader) -> None:
     checks = check_kernels(reader.device.runtime.pool, reader.kernel_uses)
     names = ", ".join(check.kernel for check in checks)
     logger.info("self-test of %s passed in %.0f ms", names, (time.perf_counter() - start) * 1e3)
-
-
-def _ignored(config: ModelConfig, experts: ExpertSource | None) -> Callable[[str], bool]:
-    """Tensors a checkpoint may hold that the model does without.
-
-    MTP layers, vision, what is derived anyway, and routed experts that come from elsewhere.
-    """
-    mtp = tuple(f"model.layers.{config.num_layers + i}." for i in range(config.num_mtp_layers))
-    prefixes = mtp + VISION_PREFIXES + (("lm_head.",) if config.tie_word_embeddings else ())
-    suffix = ".rotary_emb.inv_freq"
-    if experts is None:
-        return lambda name: name.startswith(prefixes) or name.endswith(suffix)
-    return lambda name: name.startswith(prefixes) or name.endswith(suffix) or experts.replaces(name)

@@ -2,101 +2,180 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
+import msgspec
+
+from proa.engine.config import EngineConfig
+from proa.engine.solve import largest
 from proa.plan.hardware import GIB, Machine
-from proa.plan.memory_plan import Wanted, largest, plan_memory
+from proa.plan.memory_plan import plan_memory, whole_requests
 from proa.plan.model_sizes import EXPERT_FORMATS, ModelSizes
 
-__all__ = ["Advice", "cheapest_ways"]
+__all__ = ["PLAN_FLAGS", "Advice", "cheapest_ways"]
 
-_LEAST_CONTEXT = 1024
+_LEAST_TOKENS = 1024
 _MOST_GIB = 1 << 16
+# Settings that `proa plan` knows, and how they are told it.
+PLAN_FLAGS = {
+    "kv_cache_dtype": "--kv-cache-dtype",
+    "max_running_requests": "--concurrency",
+    "context_length": "--context",
+    "device": "--device",
+}
+# Settings that bind what would otherwise be solved.
+_BINDING = ("chunked_prefill_size", "gpu_prefill_threshold", "mem_fraction_static", "cuda_graph_max_bs")
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One way to fit: in words, and as the arguments of `plan_memory` that it leads to."""
+    """One way to fit: what it leads to, and `words` for what no setting changes."""
 
-    text: str
     sizes: ModelSizes
     machine: Machine
-    wanted: Wanted
+    config: EngineConfig
+    words: str = ""
 
     @property
     def fits(self) -> bool:
-        return plan_memory(self.sizes, self.machine, self.wanted).fits
+        return plan_memory(self.sizes, self.machine, self.config).fits
+
+    def text(self, before: EngineConfig, flags: Mapping[str, str]) -> str:
+        """As the change from `before`, by the names of `flags`; a setting without a name there follows from others."""
+        parts = []
+        for field, flag in flags.items():
+            value = getattr(self.config, field)
+            if value != getattr(before, field):
+                parts.append(f"without {flag}" if value is None else f"{flag} {value}")
+        return ", and ".join([" ".join(parts)] * bool(parts) + [self.words] * bool(self.words))
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """What does not fit, and which settings may be changed."""
+
+    sizes: ModelSizes
+    machine: Machine
+    config: EngineConfig
+    fields: frozenset[str]
+
+    def changed(self, **settings: Any) -> Advice:
+        return Advice(self.sizes, self.machine, msgspec.structs.replace(self.config, **settings))
+
+    def equipped(self, words: str, machine: Machine) -> Advice:
+        return Advice(self.sizes, machine, self.config, words)
 
 
 # Ways of one kind, of which the first that fits is taken.
-_Policy = Callable[[ModelSizes, Machine, Wanted], Iterator[Advice]]
+_Policy = Callable[[_Case], Iterator[Advice]]
 
 
-def cheapest_ways(sizes: ModelSizes, machine: Machine, wanted: Wanted, limit: int = 3) -> list[Advice]:
-    """Up to `limit` ways to fit: first what only takes flags, then what costs quality, then what costs money."""
+def cheapest_ways(
+    sizes: ModelSizes, machine: Machine, config: EngineConfig, flags: Mapping[str, str] = PLAN_FLAGS, limit: int = 3
+) -> list[Advice]:
+    """Up to `limit` ways to fit: first what only takes settings out of `flags`, then what costs quality, then money."""
+    case = _Case(sizes, machine, config, frozenset(flags))
     ways: list[Advice] = []
     for policy in _POLICIES:
-        for way in policy(sizes, machine, wanted):
-            if way.fits:
-                ways.append(way)
-                break
+        way = next((way for way in policy(case) if way.fits), None)
+        if way is not None:
+            ways.append(way)
         if len(ways) == limit:
             break
     return ways
 
 
-def _smaller_cache(sizes: ModelSizes, machine: Machine, wanted: Wanted) -> Iterator[Advice]:
-    if wanted.kv_dtype != "bfloat16":
-        yield Advice("--kv-cache-dtype bfloat16", sizes, machine, replace(wanted, kv_dtype="bfloat16"))
+def _what_binds(case: _Case) -> Iterator[Advice]:
+    for field in _BINDING:
+        default = getattr(EngineConfig(model_path="", to_engine="", from_engine=""), field)
+        if field in case.fields and getattr(case.config, field) != default:
+            yield case.changed(**{field: default})
 
 
-def _fewer_requests(sizes: ModelSizes, machine: Machine, wanted: Wanted) -> Iterator[Advice]:
+def _smaller_cache(case: _Case) -> Iterator[Advice]:
+    if case.config.kv_cache_dtype != "bfloat16":
+        yield case.changed(kv_cache_dtype="bfloat16")
+
+
+def _fewer_requests(case: _Case) -> Iterator[Advice]:
     def with_requests(requests: int) -> Advice:
-        return Advice(f"--concurrency {requests}", sizes, machine, replace(wanted, concurrency=requests))
+        return case.changed(max_running_requests=requests, **_tokens(case.config, requests=requests))
 
-    requests = largest(1, wanted.concurrency - 1, lambda requests: with_requests(requests).fits)
+    requests = largest(1, (case.config.max_running_requests or 1) - 1, lambda requests: with_requests(requests).fits)
     if requests is not None:
         yield with_requests(requests)
 
 
-def _fewer_tokens(sizes: ModelSizes, machine: Machine, wanted: Wanted) -> Iterator[Advice]:
+def _fewer_tokens(case: _Case) -> Iterator[Advice]:
+    """Of each request."""
+
     def with_context(blocks: int) -> Advice:
-        tokens = blocks * _LEAST_CONTEXT
-        return Advice(f"--context {tokens}", sizes, machine, replace(wanted, context=tokens))
+        context = blocks * _LEAST_TOKENS
+        return case.changed(context_length=context, **_tokens(case.config, context=context))
 
-    most = (wanted.context_for(sizes.info.max_position_embeddings) - 1) // _LEAST_CONTEXT
-    blocks = largest(1, most, lambda blocks: with_context(blocks).fits)
-    if blocks is not None:
-        yield with_context(blocks)
-
-
-def _trunk_on_cpu(sizes: ModelSizes, machine: Machine, wanted: Wanted) -> Iterator[Advice]:
-    if machine.vram_bytes and wanted.use_gpu:
-        yield Advice("--device cpu: everything in RAM", sizes, machine, replace(wanted, use_gpu=False))
+    if case.config.context_length is not None:
+        most = (case.config.context_length - 1) // _LEAST_TOKENS
+        blocks = largest(1, most, lambda blocks: with_context(blocks).fits)
+        if blocks is not None:
+            yield with_context(blocks)
 
 
-def _smaller_experts(sizes: ModelSizes, machine: Machine, wanted: Wanted) -> Iterator[Advice]:
+def _smaller_total(case: _Case) -> Iterator[Advice]:
+    """A cache that requests share, with their context as it is."""
+    total = case.config.max_total_tokens
+
+    def with_total(blocks: int) -> Advice:
+        return case.changed(max_total_tokens=blocks * _LEAST_TOKENS)
+
+    if "max_total_tokens" in case.fields and total is not None:
+        least = -(-(case.config.context_length or 1) // _LEAST_TOKENS)
+        blocks = largest(least, (total - 1) // _LEAST_TOKENS, lambda blocks: with_total(blocks).fits)
+        if blocks is not None:
+            yield with_total(blocks)
+
+
+def _tokens(config: EngineConfig, *, requests: int | None = None, context: int | None = None) -> dict[str, int]:
+    """The size of the cache, where it is told, that so many requests of such a context fill at most."""
+    context = context or config.context_length
+    if config.max_total_tokens is None or context is None:
+        return {}
+    filled = whole_requests(requests or config.requests, context)
+    return {"max_total_tokens": min(config.max_total_tokens, filled)}
+
+
+def _trunk_on_cpu(case: _Case) -> Iterator[Advice]:
+    if case.machine.vram_bytes and case.config.device != "cpu":
+        yield replace(case.changed(device="cpu"), words="everything is in RAM then")
+
+
+def _smaller_experts(case: _Case) -> Iterator[Advice]:
     for name, (bytes_per_weight, how) in EXPERT_FORMATS.items():
-        if bytes_per_weight < sizes.bytes_per_expert_weight * 0.99:
-            yield Advice(f"experts in {name}: {how}", sizes.with_expert_format(name), machine, wanted)
+        if bytes_per_weight < case.sizes.bytes_per_expert_weight * 0.99:
+            yield Advice(case.sizes.with_expert_format(name), case.machine, case.config, f"experts in {name}: {how}")
 
 
-def _more_ram(sizes: ModelSizes, machine: Machine, wanted: Wanted) -> Iterator[Advice]:
+def _more_ram(case: _Case) -> Iterator[Advice]:
     def with_more(gib: int) -> Advice:
-        bigger = replace(machine, ram_bytes=machine.ram_bytes + gib * GIB)
-        return Advice(f"{gib} GiB more RAM", sizes, bigger, wanted)
+        bigger = replace(case.machine, ram_bytes=case.machine.ram_bytes + gib * GIB)
+        return case.equipped(f"{gib} GiB more RAM", bigger)
 
     gib = _smallest(lambda gib: with_more(gib).fits)
     if gib is not None:
         yield with_more(gib)
 
 
-def _more_vram(sizes: ModelSizes, machine: Machine, wanted: Wanted) -> Iterator[Advice]:
-    def with_more(gib: int) -> Advice:
-        text = f"{gib} GiB more GPU memory" if machine.vram_bytes else f"a GPU with {gib} GiB free"
-        return Advice(text, sizes, replace(machine, vram_bytes=machine.vram_bytes + gib * GIB), wanted)
+def _more_vram(case: _Case) -> Iterator[Advice]:
+    machine = case.machine
 
+    def with_more(gib: int) -> Advice:
+        words = f"{gib} GiB more GPU memory" if machine.vram_bytes else f"a GPU with {gib} GiB free"
+        total = machine.vram_total_bytes and machine.vram_total_bytes + gib * GIB
+        return case.equipped(words, replace(machine, vram_bytes=machine.vram_bytes + gib * GIB, vram_total_bytes=total))
+
+    if case.config.device == "cpu":
+        return
     gib = _smallest(lambda gib: with_more(gib).fits)
     if gib is not None:
         yield with_more(gib)
@@ -105,10 +184,9 @@ def _more_vram(sizes: ModelSizes, machine: Machine, wanted: Wanted) -> Iterator[
 def _with_trunk_on_cpu(policy: _Policy) -> _Policy:
     """Both, for a machine that lacks GPU memory as well as RAM."""
 
-    def ways(sizes: ModelSizes, machine: Machine, wanted: Wanted) -> Iterator[Advice]:
-        if machine.vram_bytes and wanted.use_gpu:
-            for way in policy(sizes, machine, replace(wanted, use_gpu=False)):
-                yield replace(way, text=f"--device cpu, and {way.text}")
+    def ways(case: _Case) -> Iterator[Advice]:
+        if case.machine.vram_bytes and case.config.device != "cpu":
+            yield from policy(replace(case, config=msgspec.structs.replace(case.config, device="cpu")))
 
     return ways
 
@@ -123,7 +201,9 @@ def _smallest(fits: Callable[[int], bool]) -> int | None:
 
 # By what they cost.
 _POLICIES: tuple[_Policy, ...] = (
+    _what_binds,
     _smaller_cache,
+    _smaller_total,
     _fewer_requests,
     _fewer_tokens,
     _trunk_on_cpu,

@@ -42,7 +42,7 @@ def estimate_decode(sizes: ModelSizes, plan: MemoryPlan, machine: Machine) -> Es
     # Experts that at least one request needs, if the router chooses evenly.
     distinct = experts.experts * (1 - (1 - experts.top_k / experts.experts) ** requests)
     expert_bytes = experts.layers * distinct * sizes.bytes_per_expert
-    on_gpu = plan.gpu_experts / experts.experts
+    on_gpu = plan.gpu_experts / max(1, experts.layers * experts.experts)
     cache = float(plan.kv_token_bytes * plan.context * requests)
     trunk = float(sizes.gpu_trunk_bytes - sizes.embedding_bytes)
     if not plan.uses_gpu:
@@ -66,7 +66,7 @@ def estimate_prefill(sizes: ModelSizes, plan: MemoryPlan, machine: Machine) -> E
     active = sizes.expert_parameters * experts.top_k / max(1, experts.experts)
     expert_flops = 2.0 * tokens * active
     trunk_flops = 2.0 * tokens * sizes.trunk_parameters + _attention_flops(sizes, tokens)
-    away = sizes.expert_bytes * (1 - plan.gpu_experts / experts.experts)
+    away = sizes.expert_bytes - sizes.bytes_per_expert * plan.gpu_experts
     if plan.streams and tokens >= plan.chunk // 2:
         flops, moved = expert_flops + trunk_flops, passes * away
         best = max(moved / (machine.pcie.high * GIGA), flops / (machine.gpu_tflops.high * TERA))

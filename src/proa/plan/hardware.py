@@ -36,6 +36,7 @@ _CPU_TFLOPS_ELSE = Interval(0.0005, 0.02)
 class Machine:
     """`ram_bytes`, `vram_bytes`: what a server may use, 0 bytes of VRAM for no GPU. Rates: 10^9 bytes per second.
 
+    vram_total_bytes: of the GPU, what others hold included; 0: as many as are free.
     pcie: from pinned memory to the GPU. vram: the GPU's memory. gpu_tflops: bf16 products with many tokens.
     cpu_tflops: of all cores. told: what was not found here but told.
     """
@@ -43,6 +44,7 @@ class Machine:
     ram_bytes: int
     read_gb_s: float
     vram_bytes: int = 0
+    vram_total_bytes: int = 0
     pcie: Interval = _PCIE
     vram: Interval = Interval(800.0, 4000.0)
     gpu_tflops: Interval = Interval(80.0, 400.0)
@@ -52,7 +54,9 @@ class Machine:
     @property
     def gpu(self) -> Gpu | None:
         """As the engine's plan takes it."""
-        return None if self.vram_bytes == 0 else Gpu(0, "GPU", self.vram_bytes, self.vram_bytes)
+        if self.vram_bytes == 0:
+            return None
+        return Gpu(0, "GPU", self.vram_bytes, self.vram_total_bytes or self.vram_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,7 @@ def probe(overrides: Overrides) -> Machine:
         ram_bytes=available_bytes() if overrides.ram is None else int(overrides.ram * GIB),
         read_gb_s=bandwidth,
         vram_bytes=vram,
+        vram_total_bytes=0 if gpu is None else gpu.total_bytes,
         pcie=pcie,
         cpu_tflops=Interval(per_core.low * cores, per_core.high * cores),
         told=told,

@@ -1,32 +1,23 @@
-"""What goes where on a machine, by the plans that the engine itself makes before it loads."""
+"""What goes where on a machine, by the plan that the engine itself makes before it loads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from proa.core.errors import ConfigError
-from proa.device.select import Gpu
 from proa.engine.config import EngineConfig
-from proa.engine.expert_placement import place_experts, with_experts
-from proa.engine.gpu_plan import KV_FRACTION, loading_bytes, plan_gpu, with_ram
-from proa.engine.kv_plan import RESERVE_BYTES, plan_kv
-from proa.engine.working_memory import CPU_PROCESS_BYTES, gpu_rows, host_rows
+from proa.engine.kv_plan import cache_dtype
+from proa.engine.solve import EnginePlan, NoRoomError, solve
 from proa.kvcache.pool import KVDtype, kv_bytes_per_token
 from proa.plan.hardware import Machine
 from proa.plan.model_sizes import ModelSizes
 
-__all__ = ["MemoryPlan", "Wanted", "largest", "plan_memory"]
+__all__ = ["MemoryPlan", "Wanted", "plan_memory", "whole_requests"]
 
 DEFAULT_CONTEXT = 32768
 MAX_CONCURRENCY = 1024
-# Prompt tokens of a forward: experts in one pass over the bus want many, experts on the CPU few.
-STREAMED_CHUNKS = (32768, 16384, 8192, 4096)
-CPU_CHUNK = 512
 _WHOLE_BLOCKS = 128  # tokens that are whole blocks of the cache, on a GPU and on a CPU
-# From so many tokens a pass over the bus is worth its time.
-STREAM_FROM = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +38,41 @@ class Wanted:
         if not 1 <= self.concurrency <= MAX_CONCURRENCY:
             raise ConfigError("--concurrency", f"1 to {MAX_CONCURRENCY}", self.concurrency)
 
-    def context_for(self, limit: int) -> int:
-        """Tokens of a request to a model of so many positions. ConfigError: the model cannot have so many."""
-        if self.context is None:
-            return min(limit, DEFAULT_CONTEXT)
-        if self.context > limit:
-            raise ConfigError("--context", f"at most {limit}, the model's limit", self.context)
-        return self.context
+    def config_for(self, limit: int) -> EngineConfig:
+        """What an engine is told to serve this with a model of so many positions.
+
+        Raises:
+            ConfigError: the model cannot have so many.
+        """
+        context = min(limit, DEFAULT_CONTEXT) if self.context is None else self.context
+        if context > limit:
+            raise ConfigError("--context", f"at most {limit}, the model's limit", context)
+        return EngineConfig(
+            model_path="",
+            to_engine="",
+            from_engine="",
+            context_length=context,
+            max_running_requests=self.concurrency,
+            max_total_tokens=whole_requests(self.concurrency, context),
+            kv_cache_dtype=self.kv_dtype,
+            device="auto" if self.use_gpu else "cpu",
+        )
+
+
+def whole_requests(requests: int, context: int) -> int:
+    """Tokens of the blocks that so many requests of `context` tokens fill together."""
+    return requests * -(-context // _WHOLE_BLOCKS) * _WHOLE_BLOCKS
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """`ram`, `vram`: bytes by what takes them. `refusal`: why the engine would not start, "" when it would.
 
-    chunk: prompt tokens of a forward. streams: whether long prompts have the experts cross the bus.
-    gpu_experts: of each layer. kv_token_bytes: over all layers.
+    config: the engine's, with what was solved. chunk: prompt tokens of a forward. streams: whether long prompts have
+    experts cross the bus. gpu_experts: of all layers together. kv_token_bytes: over all layers.
     """
 
+    config: EngineConfig
     context: int
     concurrency: int
     kv_dtype: KVDtype
@@ -83,167 +92,45 @@ class MemoryPlan:
     def uses_gpu(self) -> bool:
         return bool(self.vram)
 
-    def engine_config(self, model_path: str) -> EngineConfig:
-        """What an engine is started with to do what is planned here."""
-        wanted = Wanted(self.context, self.concurrency, self.kv_dtype, self.uses_gpu)
-        return _config(
-            wanted, self.context, self.chunk, gpu_experts=self.gpu_experts, streams=self.streams, model_path=model_path
-        )
-
     @property
     def flags(self) -> list[str]:
-        """Of `proa serve`, for what is planned here."""
+        """Of `proa serve`, for what is planned here; what is left out it solves as it was solved here."""
         pairs = {
             "--context-length": self.context,
             "--max-running-requests": self.concurrency,
-            "--max-total-tokens": _kv_tokens(self.context, self.concurrency),
+            "--max-total-tokens": self.config.max_total_tokens,
             "--kv-cache-dtype": self.kv_dtype,
-            "--chunked-prefill-size": self.chunk,
             "--device": "cuda" if self.uses_gpu else "cpu",
         }
-        if self.gpu_experts:
-            pairs["--gpu-experts"] = self.gpu_experts
-        if self.uses_gpu and not self.streams:
-            pairs["--gpu-prefill-threshold"] = 0
-        return [text for flag, value in pairs.items() for text in (flag, str(value))]
+        return [text for flag, value in pairs.items() if value is not None for text in (flag, str(value))]
 
 
-def plan_memory(sizes: ModelSizes, machine: Machine, wanted: Wanted) -> MemoryPlan:
-    """How the model is served best on `machine`; where it does not fit, what is missing stands in `refusal`.
-
-    A GPU gets the trunk and the KV cache, then the buffers for streaming, then as many experts as go in.
+def plan_memory(sizes: ModelSizes, machine: Machine, wanted: Wanted | EngineConfig) -> MemoryPlan:
+    """How the model is served on `machine`; where it does not fit, what is missing stands in `refusal`.
 
     Raises:
-        ConfigError: the model has no such context.
+        ConfigError: the model has no such context, or other settings are not for it.
     """
-    context = wanted.context_for(sizes.info.max_position_embeddings)
-    gpu = machine.gpu if wanted.use_gpu else None
-    if gpu is None:
-        return _on_cpu(sizes, machine, wanted, context)
-    chunks = [chunk for chunk in STREAMED_CHUNKS if chunk < 2 * max(context, STREAM_FROM)]
-    plans = (_on_gpu(sizes, machine, gpu, wanted, context, chunk) for chunk in (*chunks, None))
-    refused: MemoryPlan | None = None
-    for plan in plans:
-        if plan.fits:
-            return plan
-        refused = plan
-    assert refused is not None, "one plan is without streaming"
-    return refused
-
-
-def largest(low: int, high: int, fits: Callable[[int], bool]) -> int | None:
-    """The largest number in `[low, high]` that `fits`, which holds up to some number; None where it holds for none."""
-    if low > high or not fits(low):
-        return None
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
-
-
-def _config(
-    wanted: Wanted, context: int, chunk: int, *, gpu_experts: int = 0, streams: bool = False, model_path: str = ""
-) -> EngineConfig:
-    return EngineConfig(
-        model_path=model_path,
-        to_engine="",
-        from_engine="",
-        context_length=context,
-        max_running_requests=wanted.concurrency,
-        max_total_tokens=_kv_tokens(context, wanted.concurrency),
-        kv_cache_dtype=wanted.kv_dtype,
-        chunked_prefill_size=chunk,
-        device="cuda" if wanted.use_gpu else "cpu",
-        gpu_experts=gpu_experts,
-        gpu_prefill_threshold=None if streams else 0,
-    )
-
-
-def _kv_tokens(context: int, concurrency: int) -> int:
-    """Tokens of the blocks that the requests fill together."""
-    return concurrency * -(-context // _WHOLE_BLOCKS) * _WHOLE_BLOCKS
-
-
-def _on_cpu(sizes: ModelSizes, machine: Machine, wanted: Wanted, context: int) -> MemoryPlan:
-    config = _config(wanted, context, CPU_CHUNK)
-    dtype: KVDtype = "float32" if wanted.kv_dtype == "auto" else wanted.kv_dtype
-    token_bytes = kv_bytes_per_token(sizes.info.layout, dtype)
-    workspace = sizes.cpu_scratch_bytes(CPU_CHUNK + wanted.concurrency)
-    refusal = ""
+    config = wanted if isinstance(wanted, EngineConfig) else wanted.config_for(sizes.info.max_position_embeddings)
+    gpu = None if config.device == "cpu" else machine.gpu
+    dtype = cache_dtype(config, "float32" if gpu is None or sizes.info.has_float32_trunk else "bfloat16")
+    found: EnginePlan | NoRoomError
     try:
-        plan_kv(
-            config,
-            sizes.info.layout,
-            model_context=sizes.info.max_position_embeddings,
-            weight_bytes=sizes.packed_bytes + workspace,
-            available_bytes=machine.ram_bytes,
-        )
-    except ConfigError as error:
-        refusal = str(error)
-    ram = {
-        "trunk": sizes.trunk_bytes,
-        "routed experts": sizes.expert_bytes,
-        "KV cache": _kv_tokens(context, wanted.concurrency) * token_bytes,
-        "workspace": workspace,
-        "process": CPU_PROCESS_BYTES,
-        "reserve": RESERVE_BYTES - CPU_PROCESS_BYTES,
-    }
-    return MemoryPlan(context, wanted.concurrency, dtype, token_bytes, CPU_CHUNK, ram, refusal=refusal)
-
-
-def _on_gpu(
-    sizes: ModelSizes, machine: Machine, gpu: Gpu, wanted: Wanted, context: int, chunk: int | None
-) -> MemoryPlan:
-    """With prompts streamed in chunks of `chunk` tokens, None: computed on the CPU; and as many experts as go in."""
-
-    def plan(gpu_experts: int) -> MemoryPlan:
-        return _with_experts(sizes, machine, gpu, wanted, context, chunk, gpu_experts)
-
-    def goes_in(gpu_experts: int) -> bool:
-        rows = plan(gpu_experts).vram
-        flexible = rows["routed experts"] + rows["KV cache"]
-        # As the engine has it, which would take fewer than it is told.
-        return flexible <= (gpu.free_bytes - sum(rows.values()) + flexible) * KV_FRACTION
-
-    return plan(largest(0, sizes.info.experts.experts, goes_in) or 0)
-
-
-def _with_experts(
-    sizes: ModelSizes, machine: Machine, gpu: Gpu, wanted: Wanted, context: int, chunk: int | None, gpu_experts: int
-) -> MemoryPlan:
-    experts, tokens = sizes.info.experts, chunk or CPU_CHUNK
-    # With every expert on the GPU nothing streams.
-    streams = chunk is not None and gpu_experts < experts.experts
-    config = _config(wanted, context, tokens, gpu_experts=gpu_experts, streams=streams)
-    count = gpu_experts * experts.layers
-    placed = place_experts(config, experts, count, all_bytes=sizes.expert_bytes, gpu_bytes=gpu.free_bytes)
-    max_tokens = tokens + wanted.concurrency
-    needed = with_experts(
-        sizes.gpu_trunk(max_tokens), placed, experts, all_bytes=sizes.expert_bytes, max_tokens=max_tokens
+        found = solve(config, sizes, gpu, machine.ram_bytes)
+    except NoRoomError as error:
+        found = error
+    placed = found.placed if isinstance(found, EnginePlan) else None
+    context = found.kv.max_model_len if isinstance(found, EnginePlan) else config.context_length
+    return MemoryPlan(
+        config=found.config,
+        context=context or sizes.info.max_position_embeddings,
+        concurrency=found.config.requests,
+        kv_dtype=dtype,
+        kv_token_bytes=kv_bytes_per_token(sizes.info.layout, dtype),
+        chunk=found.config.pass_tokens,
+        ram=found.ram,
+        vram=found.vram,
+        gpu_experts=0 if placed is None else int(placed.on_gpu.sum()),
+        streams=placed is not None and placed.stream_from is not None,
+        refusal=str(found) if isinstance(found, NoRoomError) else "",
     )
-    on_gpu = sizes.expert_bytes * gpu_experts // experts.experts
-    beside = host_rows(config, experts, placed, max_tokens)
-    refusal = ""
-    try:
-        plan_gpu(config, gpu, sizes.info, needed)
-        with_ram(placed, sizes.expert_bytes, machine.ram_bytes, beside)
-    except ConfigError as error:
-        refusal = str(error)
-    auto: KVDtype = "float32" if sizes.info.has_float32_trunk else "bfloat16"
-    dtype: KVDtype = auto if wanted.kv_dtype == "auto" else wanted.kv_dtype
-    token_bytes = kv_bytes_per_token(sizes.info.layout, dtype)
-    vram = {
-        "trunk": sizes.gpu_trunk_bytes,
-        "routed experts": on_gpu,
-        "KV cache": _kv_tokens(context, wanted.concurrency) * token_bytes,
-        "streaming buffers": placed.ring_bytes,
-        **gpu_rows(config, sizes.info, needed),
-        "reserve": RESERVE_BYTES,
-    }
-    ram = {
-        "routed experts": sizes.expert_bytes - on_gpu,
-        "loading": loading_bytes(placed, sizes.expert_bytes),
-        **beside,
-        "reserve": RESERVE_BYTES,
-    }
-    return MemoryPlan(context, wanted.concurrency, dtype, token_bytes, tokens, ram, vram, gpu_experts, streams, refusal)

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
+import msgspec
 import torch
 
 from proa.core.errors import ConfigError, ProaError
@@ -89,7 +90,7 @@ def run_trial(
 
     mark("start")
     torch.set_num_threads(1)
-    config = plan.engine_config(str(path))
+    config = msgspec.structs.replace(plan.config, model_path=str(path))
     loaded = load_on(config, gpu, report)
     mark("loaded")
     engine = build_engine(config, _marking_capture(loaded, mark))

@@ -10,7 +10,8 @@ from proa.core.errors import ConfigError
 from proa.device.select import Gpu
 from proa.engine.config import EngineConfig
 from proa.engine.expert_placement import with_experts
-from proa.engine.pass_plan import PassPlan, solve_pass
+from proa.engine.solve import EnginePlan
+from proa.engine.solve import solve as solve_engine
 from proa.kvcache.layout import KVLayout
 from proa.models import ExpertInfo, GpuBytes, ModelInfo
 
@@ -28,17 +29,29 @@ MODEL = ModelInfo(
 EXPERT_BYTES = 60 * 384 * 24_772_608
 
 
+class Needs:
+    """As `ModelNeeds`, without a checkpoint."""
+
+    info = MODEL
+
+    def __init__(self, expert_bytes: int) -> None:
+        self.expert_bytes = expert_bytes
+
+    def gpu_trunk(self, max_tokens: int, context: int | None = None) -> GpuBytes:
+        return trunk(max_tokens)
+
+
 def trunk(max_tokens: int) -> GpuBytes:
     return GpuBytes(11 * GIB, GIB + max_tokens * 102_400)
 
 
-def solve(vram_gib: float, *, expert_bytes: int = EXPERT_BYTES, **config: Any) -> PassPlan:
+def solve(vram_gib: float, *, expert_bytes: int = EXPERT_BYTES, **config: Any) -> EnginePlan:
     settings = EngineConfig(model_path="", to_engine="", from_engine="", **{"max_running_requests": 4, **config})
     gpu = Gpu(0, "GPU", int((vram_gib - 0.5) * GIB), int(vram_gib * GIB))
-    return solve_pass(settings, gpu, MODEL, trunk, expert_bytes=expert_bytes, ram_bytes=800 * GIB)
+    return solve_engine(settings, Needs(expert_bytes), gpu, 800 * GIB)
 
 
-@pytest.mark.parametrize(("vram_gib", "tokens"), [(24, 4096), (32, 16384), (48, 32768), (141, 32768)])
+@pytest.mark.parametrize(("vram_gib", "tokens"), [(24, 8192), (32, 16384), (48, 32768), (141, 32768)])
 def test_a_pass_is_as_large_as_memory_allows(vram_gib: float, tokens: int) -> None:
     plan = solve(vram_gib, context_length=32768)
     assert plan.config.chunked_prefill_size == tokens
@@ -67,11 +80,11 @@ def test_what_is_asked_for_is_kept_or_refused() -> None:
     assert (plan.config.chunked_prefill_size, plan.placed.stream_from, plan.placed.stream_all) == (16384, 400, True)
     assert plan.notes["prompts"] == "up to 16384 tokens in a pass; all experts stream, from 400 tokens on"
     with pytest.raises(ConfigError, match="GPU memory"):
-        solve(24, chunked_prefill_size=32768, gpu_prefill_threshold=400)
+        solve(22, chunked_prefill_size=32768, gpu_prefill_threshold=400)
 
 
 def test_without_room_or_need_for_a_ring_experts_stay() -> None:
-    small = solve(15.5, context_length=2048, max_running_requests=1)
+    small = solve(14.5, context_length=2048, max_running_requests=1)
     assert small.placed.stream_from is None and small.config.chunked_prefill_size <= 1024
     everything = solve(141, expert_bytes=60 * GIB, context_length=32768)
     assert everything.placed.on_gpu.all() and everything.config.chunked_prefill_size == 4096
@@ -79,3 +92,32 @@ def test_without_room_or_need_for_a_ring_experts_stay() -> None:
     assert off.placed.stream_from is None and off.config.chunked_prefill_size == 4096
     with pytest.raises(ConfigError, match="GPU memory"):
         solve(12)
+
+
+def test_a_small_ring_comes_before_a_few_experts() -> None:
+    """Half of what the trunk leaves is not enough for ring and scratch, yet the bus is faster than the CPU."""
+    plan = solve(15.5, context_length=2048)
+    assert plan.config.chunked_prefill_size == 2048 and plan.placed is not None and plan.placed.stream_from == 65
+    assert plan.placed.ring_bytes >= 4 * 24_772_608 and plan.kv.num_tokens >= 2048
+
+
+def test_open_requests_are_those_that_decode_steps_are_captured_for_and_the_cache_has_room_for() -> None:
+    def requests(vram_gib: float, **config: Any) -> int:
+        plan = solve(vram_gib, max_running_requests=None, **config)
+        share = plan.kv.num_tokens // plan.config.requests
+        assert (
+            plan.notes["max_running_requests"]
+            == f"{plan.config.requests}, with {share} tokens of the KV cache for each"
+        )
+        assert plan.config.requests == 1 or share >= min(4096, plan.kv.max_model_len)
+        return plan.config.requests
+
+    assert requests(141) == 16 and requests(141, cuda_graph_max_bs=32) == 32
+    assert requests(141, max_total_tokens=5 * 4096) == 5
+    assert requests(141, max_total_tokens=5 * 4096, context_length=1024) == 16
+    assert requests(141, max_total_tokens=1024) == 1
+    few = requests(14.5)
+    assert 1 <= few < 16
+    with pytest.raises(ConfigError, match="GPU memory"):
+        requests(12)
+    assert "max_running_requests" not in solve(141).notes  # 4, as asked for
