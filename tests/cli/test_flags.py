@@ -108,7 +108,7 @@ def test_compose_refuses_a_missing_directory(tmp_path):
     ("flag", "value", "text"),
     [
         ("--threads", 0, "[--threads] expected `int` >= 1, got 0"),
-        ("--memory-fraction", float("nan"), "[--memory-fraction] expected `float`, got nan"),
+        ("--memory-fraction", float("nan"), "[--memory-fraction] expected a finite number, got nan"),
         ("--memory-fraction", 2.0, "[--memory-fraction] expected `float` <= 1.0, got 2.0"),
         ("--block-size", 0, "[--block-size] expected `int` >= 1, got 0"),
     ],
@@ -162,3 +162,11 @@ def test_unknown_parsers_are_refused_before_a_model_is_looked_at(flag):
     result = runner.invoke(app, ["serve", "no-such-directory", flag, "nonsense"])
     assert result.exit_code != 0
     assert isinstance(result.exception, ProaError) and flag in str(result.exception)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.kind is float], ids=lambda flag: flag.name)
+def test_numbers_that_are_none_are_refused(flag, value):
+    """The engine would not see them: they are null in JSON."""
+    with pytest.raises(ConfigError, match=flag.name):
+        serve.compose("nowhere", {flag.name: float(value)})

@@ -159,6 +159,8 @@ def test_deferral_follows_its_schedule(worker, driver, pool, deferred, on_gpu):
         assert torch.equal(got, want)
     late = [late_slots(t.weights.numpy(), t.ids.numpy(), on_gpu, deferred).sum() for t in topks[:-1]]
     assert sum(strategy.num_late for strategy in strategies) == 3 * sum(late)
+    for strategy, topk in zip(strategies, topks, strict=True):  # late ones are the CPU's too; one of four did not defer
+        assert strategy.slots == (4 * topk.ids.numel(), 4 * int(torch.isin(topk.ids, torch.tensor(on_gpu)).sum()))
     assert worker.faults == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,11 +28,14 @@ def check_values(values: Mapping[str, Any]) -> None:
     """Check what the configs themselves do not, before a model is looked at.
 
     Raises:
-        ConfigError: a number outside its flag's `between`.
+        ConfigError: a number that is none, or outside its flag's `between`.
         UnsupportedError: a parser there is not.
     """
     for flag in FLAGS:
         value = values.get(flag.name)
+        if isinstance(value, float) and not math.isfinite(value):
+            # JSON, in which the engine gets it, has no such number: it would arrive as null, as if it were not given.
+            raise ConfigError(flag.name, "a finite number", value)
         if flag.between and value is not None and not flag.between[0] <= value <= flag.between[1]:
             raise ConfigError(flag.name, f"a number from {flag.between[0]:g} to {flag.between[1]:g}", value)
     check_parsers(values.get("--tool-call-parser"), values.get("--reasoning-parser"))

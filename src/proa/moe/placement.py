@@ -58,12 +58,6 @@ class ExpertBudget:
             raise ConfigError("--kt-gpu-experts-ratio", "0 to 1", ratio)
         return cls(num_layers, num_experts, int(ratio * num_layers * num_experts))
 
-    @classmethod
-    def from_bytes(cls, num_layers: int, num_experts: int, available: int, expert_bytes: int) -> ExpertBudget:
-        """As many experts of `expert_bytes` as `available` bytes hold."""
-        total = num_layers * num_experts
-        return cls(num_layers, num_experts, min(total, max(0, available) // expert_bytes))
-
 
 @dataclass(frozen=True, slots=True)
 class Placement:
