@@ -67,8 +67,8 @@ def to_cpu(layer, gpu, expert):
     gpu.drop(expert)
 
 
-def make_layer(pool, seed, fmt="int4_g32"):
-    return Experts.make(fmt, seed).load(pool)
+def make_layer(pool, seed, fmt="int4_g32", **options):
+    return Experts.make(fmt, seed).load(pool, **options)
 
 
 def routing(tokens, rng):

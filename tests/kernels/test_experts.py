@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,13 +34,18 @@ class Experts:
         linears = [tuple(WeightCase.make(*kind, rng) for kind in kinds) for _ in range(EXPERTS)]
         return cls(fmt, down or fmt, linears)
 
-    def load(self, where: _C.ThreadPool | _C.ExpertWorkspace) -> _C.ExpertLayer:
-        """In `where`, or in a workspace of its own on that pool."""
+    def load(
+        self,
+        where: _C.ThreadPool | _C.ExpertWorkspace,
+        told: Callable[[_C.ExpertLayer, int], None] = lambda *_: None,
+    ) -> _C.ExpertLayer:
+        """In `where`, or in a workspace of its own on that pool. `told`: of each expert that is there."""
         workspace = where if isinstance(where, _C.ExpertWorkspace) else _C.ExpertWorkspace(where, MAX_TOKENS)
         down = None if self.down_format == self.format else self.down_format
         layer = _C.ExpertLayer(workspace, EXPERTS, HIDDEN, INTERMEDIATE, self.format, max_top_k=TOP_K, down_format=down)
         for expert, (gate, up, down) in enumerate(self.linears):
             layer.load(expert, gate, up, down)
+            told(layer, expert)
         return layer
 
     def exact(self, x: np.ndarray, ids: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -15,6 +15,7 @@ from proa.layers.mlp import SILU
 from proa.layers.workspace import ExpertPlan, Workspace
 from proa.moe.cpu_experts import CpuExperts
 from proa.moe.hybrid_layers import Hybrid
+from proa.moe.strategies import AllGpu
 from proa.moe.strategy import LayerContext
 
 LAYERS = 3
@@ -50,12 +51,45 @@ def test_results_are_those_of_the_cpu(driver, pool, monkeypatch, num_gpu, stream
         assert layer.gpu.experts == list(range(num_gpu))
         assert layer.cpu.layer.nbytes == (EXPERTS - num_gpu) * layer.cpu.layer.bytes_per_expert
         assert (layer.prefill is not None) == (stream_from is not None)
+        assert (layer.decode is None) == (num_gpu == EXPERTS)
     workspace.loaded()
     ways = ["decode"] + ["prefill"] * (stream_from is not None)
     for way in ways * 2:
         for xs, topks, expected, bounds in cases:
             for i, layer in enumerate(layers):
                 ctx = LayerContext(i, torch.full_like(xs[i], float("nan")))
-                getattr(layer, way).submit(xs[i], topks[i], ctx)
-                getattr(layer, way).finish(xs[i], topks[i], ctx)
+                # Where all are on the GPU nothing is handed over.
+                strategy = AllGpu(layer.gpu) if num_gpu == EXPERTS and way == "decode" else getattr(layer, way)
+                strategy.submit(xs[i], topks[i], ctx)
+                strategy.finish(xs[i], topks[i], ctx)
                 assert ((ctx.out - expected[i]).abs() <= bounds[i]).all()
+
+
+def test_experts_leave_ram_while_their_layer_is_loaded(driver, pool, monkeypatch):
+    """RAM holds those that stay and a few on their way, whatever the order; what is computed is the same."""
+    monkeypatch.setattr("proa.moe.hybrid_layers.COPIED_TOGETHER", 2)
+    compute = NativeCompute(pool, "int4_g32")
+    monkeypatch.setattr(Hybrid, "_grouped", lambda self, experts: compute)
+    on_gpu = np.zeros((1, EXPERTS), np.bool_)
+    on_gpu[0, :-1] = True
+    runtime = SimpleNamespace(pool=pool, cpus=[-1])
+    workspace = Workspace(SimpleNamespace(torch_device=CPU, runtime=runtime), 64)
+    hybrid = Hybrid(workspace, ExpertPlan(on_gpu), driver, TOP_K, HIDDEN)
+    whole = make_layer(pool, 0)
+    x, topk = torch.randn(7, HIDDEN), routing(7, np.random.default_rng(0))
+    expected, bound = forward(whole, x, topk.ids, topk.weights), 2 * rounding(whole, x, topk)
+    most = 0
+
+    def told(layer, expert):
+        nonlocal most
+        most = max(most, layer.nbytes // layer.bytes_per_expert)
+        hybrid.arrive(CpuExperts(layer, HIDDEN, INTERMEDIATE, SILU), expert)
+
+    native = make_layer(pool, 0, told=told)
+    layer = hybrid.add(CpuExperts(native, HIDDEN, INTERMEDIATE, SILU))
+    assert most == 2 and native.nbytes == native.bytes_per_expert
+    assert layer.gpu.experts == list(range(EXPERTS - 1))
+    ctx = LayerContext(0, torch.empty_like(x))
+    layer.decode.submit(x, topk, ctx)
+    layer.decode.finish(x, topk, ctx)
+    assert ((ctx.out - expected).abs() <= bound).all()

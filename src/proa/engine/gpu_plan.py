@@ -15,6 +15,7 @@ from proa.engine.working_memory import gpu_rows
 from proa.kvcache.pool import KVDtype, kv_bytes_per_token
 from proa.models import ExpertPlan, GpuBytes, ModelInfo
 from proa.moe.deferral import DeferralPlan
+from proa.moe.hybrid_layers import COPIED_TOGETHER
 
 __all__ = [
     "KV_FRACTION",
@@ -215,8 +216,8 @@ def check_expert_memory(expert_bytes: int, available_bytes: int, rows: dict[str,
 
 
 def loading_bytes(placed: ExpertPlan, expert_bytes: int) -> int:
-    """RAM that the experts of a layer take on their way to the GPU, beside those that stay. `expert_bytes`: of all."""
-    most = int(placed.on_gpu.sum(axis=1).max(initial=0))
+    """RAM that experts take on their way to the GPU, beside those that stay. `expert_bytes`: of all."""
+    most = min(COPIED_TOGETHER, int(placed.on_gpu.sum(axis=1).max(initial=0)))
     return expert_bytes * most // max(1, placed.on_gpu.size)
 
 

@@ -43,6 +43,8 @@ def gpu_rows(config: EngineConfig, model: ModelInfo, needed: GpuBytes) -> dict[s
 
 def host_rows(config: EngineConfig, info: ExpertInfo, placed: ExpertPlan, max_tokens: int) -> dict[str, int]:
     """Bytes of RAM beside experts, with the trunk on a GPU. `max_tokens`: of a forward."""
+    if not placed.uses_cpu:
+        return {"process": _GPU_PROCESS_BYTES}
     # Hidden states to the CPU and results from it, as the strategies of `proa.moe` have them.
     rows = computed = max_tokens
     if placed.stream_from is not None:
@@ -52,7 +54,5 @@ def host_rows(config: EngineConfig, info: ExpertInfo, placed: ExpertPlan, max_to
         rows += min(MAX_FEW_TOKENS, max_tokens)
     exchange = rows * (2 * 4 * info.hidden + 2 * 4 * info.top_k)
     # Of the scratch of the CPU's experts only what they compute with becomes resident.
-    scratch = 0
-    if not placed.on_gpu.all():
-        scratch = expert_scratch_bytes(computed, info.hidden, ((info.intermediate, info.top_k),), config.num_threads)
+    scratch = expert_scratch_bytes(computed, info.hidden, ((info.intermediate, info.top_k),), config.num_threads)
     return {"pinned buffers": exchange, "workspace": scratch, "process": _GPU_PROCESS_BYTES}

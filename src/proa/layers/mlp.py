@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -56,12 +57,14 @@ def load_experts(
     activation: Activation,
     workspace: Workspace,
     max_top_k: int,
+    packed: Callable[[ExpertLayer, int], None] = lambda *_: None,
+    most_in_ram: int | None = None,
 ) -> ExpertLayer:
     """Packs one gated MLP per prefix, e.g. `model.layers.3.mlp.experts.0`, into one native layer.
 
     `max_top_k`: the most experts a token goes to. Gate and up must share one format in all experts, down too, which may
     be another one. Raises UnsupportedError naming the first that does not. Biases are part of every
-    expert or of none.
+    expert or of none. `packed` hears of each, and may drop it; `most_in_ram`: that are there at a time, None: all.
     """
     layer: ExpertLayer | None = None
     activations = reader.expert_activations
@@ -87,7 +90,7 @@ def load_experts(
                 activations=activations,
             )
             # Until the end of this function, or what is left of it when it fails.
-            memory = layer.prefault(len(prefixes))
+            memory = layer.prefault(len(prefixes) if most_in_ram is None else most_in_ram)
         sides = (
             ("gate and up", names.gate, gate, gate_up_format),
             ("gate and up", names.up, up, gate_up_format),
@@ -100,6 +103,7 @@ def load_experts(
         layer.load(expert, gate, up, down)
         for name in (names.gate, names.up, names.down):
             reader.packed(f"{prefix}.{name}")
+        packed(layer, expert)
     assert layer is not None, "a layer has at least one expert"
     memory.wait()
     return layer

@@ -43,6 +43,11 @@ class ExpertPlan:
         """Whether any expert runs on the GPU."""
         return self.stream_from is not None or bool(self.on_gpu.any())
 
+    @property
+    def uses_cpu(self) -> bool:
+        """Whether any runs on the CPU, or may once experts have moved."""
+        return self.moves > 0 or not self.on_gpu.all()
+
 
 class Workspace:
     """Named buffers of `max_tokens` rows on the device of the trunk.

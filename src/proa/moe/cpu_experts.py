@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -44,9 +45,19 @@ class CpuExperts:
         activation: Activation,
         workspace: Workspace,
         max_top_k: int,
+        told: Callable[[CpuExperts, int], None] | None = None,
+        most_in_ram: int | None = None,
     ) -> CpuExperts:
-        """Reads `{prefix}.{expert}.{gate,up,down}` of every expert."""
+        """Reads `{prefix}.{expert}.{gate,up,down}` of every expert.
+
+        `told` of each that is packed, which it may drop; with it no more than `most_in_ram` are in RAM at a time.
+        """
         reader.expect_experts(prefix, num_experts)
+
+        def packed(layer: ExpertLayer, expert: int) -> None:
+            if told is not None:
+                told(cls(layer, hidden, intermediate, activation), expert)
+
         prefixes = [f"{prefix}.{expert}" for expert in range(num_experts)]
         layer = load_experts(
             reader,
@@ -57,6 +68,8 @@ class CpuExperts:
             activation=activation,
             workspace=workspace,
             max_top_k=max_top_k,
+            packed=packed,
+            most_in_ram=most_in_ram,
         )
         return cls(layer, hidden, intermediate, activation)
 

@@ -45,15 +45,17 @@ PINNING_FIX = (
 )
 # Tokens of a streamed chunk that the CPU gets at a time.
 PASS_ROWS = 4096
+# Experts on their way to the GPU while a layer is loaded: RAM holds so many beside those that stay.
+COPIED_TOGETHER = 16
 
 
 @dataclass(frozen=True, slots=True)
 class HybridLayer:
-    """`prefill`: None unless experts stream through the GPU."""
+    """`decode`: None where all experts are on the GPU for good; `prefill`: unless experts stream through it."""
 
     cpu: CpuExperts
     gpu: GpuExperts
-    decode: HybridDecode
+    decode: HybridDecode | None
     prefill: StreamedPrefill | None
 
 
@@ -77,8 +79,12 @@ class Hybrid:
         runtime = workspace.device.runtime
         self._worker = _C.StreamWorker(driver, runtime.pool, runtime.cpus[0], max_jobs=2 * MAX_LAYERS)
         late = DeferralPlan.create(len(plan.on_gpu), top_k, plan.max_deferred)
-        self._shared = HybridShared.create(self._worker, late, self._device, self.max_tokens, hidden, top_k)
+        self._shared: HybridShared | None = None
+        if plan.uses_cpu:
+            self._shared = HybridShared.create(self._worker, late, self._device, self.max_tokens, hidden, top_k)
         self._layers: list[HybridLayer] = []
+        self._arriving: GpuExperts | None = None  # of the layer that is being loaded
+        self._copied: list[int] = []  # of its experts, since they were last waited for
         self._arena: ExpertArena | None = None
         self._pass: PrefillPass | None = None
         self._planner: PrefillPlanner | None = None
@@ -108,21 +114,43 @@ class Hybrid:
     def add(self, experts: CpuExperts) -> HybridLayer:
         """The next MoE layer; its experts on the GPU are copied there, the others pinned if they are to stream."""
         index = len(self._layers)
-        gpu = self._gpu_experts(experts)
-        chosen = np.flatnonzero(self.plan.on_gpu[index]).tolist()
-        for expert in chosen:
-            gpu.begin(expert, experts.layer.blocks(expert), stream_handle(self._device))
-            gpu.commit(expert)
-        if chosen:
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)
-            for expert in chosen:
-                experts.layer.drop(expert)
+        self._let_go(experts.layer)
+        for expert in np.flatnonzero(self.plan.on_gpu[index]).tolist():
+            if experts.layer.is_loaded(expert):
+                self.arrive(experts, expert)
+        self._let_go(experts.layer)
+        gpu, self._arriving = self._arriving or self._gpu_experts(experts), None
         self._keep_memory(experts, self.plan.ram_slots if self.plan.moves else 0)
-        previous = self._layers[-1].decode if self._layers else None
-        decode = HybridDecode(index, experts.layer, gpu, self._shared, previous, waits_above=MAX_FEW_TOKENS)
+        decode = None
+        if self._shared is not None:
+            previous = self._layers[-1].decode if self._layers else None
+            decode = HybridDecode(index, experts.layer, gpu, self._shared, previous, waits_above=MAX_FEW_TOKENS)
         self._layers.append(HybridLayer(experts, gpu, decode, self._prefill(experts, gpu)))
         return self._layers[-1]
+
+    def arrive(self, experts: CpuExperts, expert: int) -> None:
+        """An expert of the next layer is in RAM: one for the GPU goes there, and its memory is for those to come."""
+        if not self.plan.on_gpu[len(self._layers)][expert]:
+            return
+        if self._arriving is None:
+            self._arriving = self._gpu_experts(experts)
+        self._arriving.begin(expert, experts.layer.blocks(expert), stream_handle(self._device))
+        self._arriving.commit(expert)
+        self._copied.append(expert)
+        if len(self._copied) == COPIED_TOGETHER:
+            self._let_go(experts.layer)
+
+    @property
+    def num_layers(self) -> int:
+        """Made so far."""
+        return len(self._layers)
+
+    def _let_go(self, layer: ExpertLayer) -> None:
+        if self._copied and self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        for expert in self._copied:
+            layer.drop(expert)
+        self._copied.clear()
 
     @property
     def faults(self) -> int:
@@ -132,7 +160,8 @@ class Hybrid:
     def traffic(self) -> HybridTraffic:
         """Of all layers together; cheap, but not for every step."""
         streamed = (0, 0.0) if self._pass is None else self._pass.stream.traffic()
-        return HybridTraffic(tuple(layer.decode.slots for layer in self._layers), *streamed)
+        slots = tuple(layer.decode.slots for layer in self._layers if layer.decode is not None)
+        return HybridTraffic(slots, *streamed)
 
     def wake(self) -> None:
         """Before a step: a worker that has slept finds what is handed to it up to 2 ms late."""
@@ -155,7 +184,7 @@ class Hybrid:
     @property
     def num_late(self) -> int:
         """Slots of tokens whose experts came one layer late so far."""
-        return sum(layer.decode.num_late for layer in self._layers)
+        return sum(layer.decode.num_late for layer in self._layers if layer.decode is not None)
 
     @property
     def places(self) -> list[ExpertPlaces]:

@@ -11,7 +11,7 @@ from proa.layers.parameters import ParameterReader
 from proa.layers.workspace import Workspace
 from proa.moe.cpu_experts import CpuExperts
 from proa.moe.router import Router, RouterSpec, TopK
-from proa.moe.strategies import create_strategy
+from proa.moe.strategies import arrivals, create_strategy
 from proa.moe.strategy import ExpertStrategy, LayerContext
 from proa.moe.traffic import ExpertTraffic
 
@@ -77,6 +77,7 @@ class MoeLayer:
         """
         block = f"{prefix}.{spec.block}"
         router = Router.load(reader, f"{block}.gate", spec.router, hidden=spec.hidden, counts=counts)
+        arriving = arrivals(workspace, spec.router.num_experts, spec.router.top_k)
         experts = CpuExperts.load(
             reader,
             f"{block}.experts",
@@ -87,6 +88,8 @@ class MoeLayer:
             activation=spec.activation,
             workspace=workspace,
             max_top_k=spec.router.top_k,
+            told=None if arriving is None else arriving.told,
+            most_in_ram=None if arriving is None else arriving.most_in_ram,
         )
         shared = None
         if spec.shared_intermediate:

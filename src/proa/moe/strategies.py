@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 
 from proa.layers.workspace import Workspace
 from proa.moe.cpu_experts import CpuExperts
-from proa.moe.hybrid_layers import HYBRID, MAX_FEW_TOKENS, Hybrid
+from proa.moe.gpu_experts import GpuExperts
+from proa.moe.hybrid_layers import COPIED_TOGETHER, HYBRID, MAX_FEW_TOKENS, Hybrid
 from proa.moe.offloaded import OffloadedExperts
 from proa.moe.placement import Placement
 from proa.moe.rebalance import RebalanceSpec
@@ -17,7 +21,37 @@ from proa.moe.traffic import ExpertTraffic
 from proa.moe.updates import ExpertUpdates, UpdateSpec
 from proa.moe.usage import ExpertUsage
 
-__all__ = ["ByTokens", "create_strategy", "create_usage"]
+__all__ = ["AllGpu", "Arrivals", "ByTokens", "arrivals", "create_strategy", "create_usage"]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """What happens to the experts of a layer while they are loaded: `told` of each that is packed, and no more than
+    `most_in_ram` at a time are in RAM.
+    """
+
+    told: Callable[[CpuExperts, int], None]
+    most_in_ram: int
+
+
+def arrivals(workspace: Workspace, num_experts: int, max_top_k: int) -> Arrivals | None:
+    """Of the next layer; None where all its experts stay in RAM."""
+    plan = workspace.expert_plan
+    if plan is None or workspace.device.name == "cpu" or not plan.on_gpu.any():
+        return None
+
+    def told(experts: CpuExperts, expert: int) -> None:
+        hybrid = _hybrid(experts, workspace, max_top_k)
+        if hybrid is not None:
+            hybrid.arrive(experts, expert)
+
+    first: Hybrid | None = workspace.made(HYBRID)
+    on_gpu = int(plan.on_gpu[0 if first is None else first.num_layers].sum())
+    return Arrivals(told, num_experts - on_gpu + min(COPIED_TOGETHER, on_gpu))
+
+
+def _hybrid(experts: CpuExperts, workspace: Workspace, max_top_k: int) -> Hybrid | None:
+    return workspace.shared(HYBRID, lambda: Hybrid.create(experts, workspace, max_top_k))
 
 
 def create_strategy(experts: CpuExperts, workspace: Workspace, max_top_k: int) -> ExpertStrategy:
@@ -31,10 +65,12 @@ def create_strategy(experts: CpuExperts, workspace: Workspace, max_top_k: int) -
     if workspace.device.name == "cpu":
         return AllCpu(experts)
     offloaded = OffloadedExperts(experts, workspace)
-    hybrid = workspace.shared(HYBRID, lambda: Hybrid.create(experts, workspace, max_top_k))
+    hybrid = _hybrid(experts, workspace, max_top_k)
     if hybrid is None:
         return offloaded
     layer = hybrid.add(experts)
+    if layer.decode is None:
+        return AllGpu(layer.gpu)
     # Experts on the GPU are missing from what `OffloadedExperts` computes.
     if layer.prefill is not None and hybrid.plan.stream_from is not None:
         return ByTokens(layer.decode, layer.prefill, min(hybrid.plan.stream_from - 1, hybrid.max_tokens))
@@ -55,6 +91,26 @@ def create_usage(counts: RoutingCounts, workspace: Workspace, top_k: int) -> Exp
         device, shares = workspace.device.torch_device, hybrid.plan.shares
         updates = ExpertUpdates(hybrid.places, placement, top_k, device, spec, shares=shares)
     return ExpertUsage(counts, updates, (lambda: hybrid.num_late) if hybrid.plan.max_deferred else None)
+
+
+class AllGpu:
+    """Every expert on the GPU: nothing is handed over."""
+
+    __slots__ = ("_gpu",)
+
+    is_capturable = True
+    traffic = ExpertTraffic()
+
+    def __init__(self, gpu: GpuExperts) -> None:
+        self._gpu = gpu
+
+    def submit(self, x: torch.Tensor, topk: TopK, ctx: LayerContext) -> None:
+        self._gpu.forward(x, topk, ctx.out)
+
+    def finish(self, x: torch.Tensor, topk: TopK, ctx: LayerContext) -> None:  # noqa: ARG002  # of the protocol
+        """All is queued by `submit`; with many tokens Python waits, so that a forward can be given up in between."""
+        if x.shape[0] > MAX_FEW_TOKENS and x.device.type == "cuda":
+            torch.cuda.current_stream(x.device).synchronize()
 
 
 class ByTokens:
