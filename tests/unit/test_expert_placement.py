@@ -29,7 +29,7 @@ def placed(**fields):
 def test_none_on_the_gpu_takes_nothing_there():
     plan = placed(gpu_experts=0)
     assert not plan.uses_gpu and plan.stream_from is None
-    assert with_experts(GpuBytes(5, 7), plan, INFO, all_bytes=3200, max_tokens=10) == GpuBytes(5, 7)
+    assert with_experts(GpuBytes(5, 7), plan, INFO, all_bytes=3200, max_tokens=10) == GpuBytes(5, 7 + 4 * 10 * 64)
 
 
 def test_counts_are_per_layer_and_the_ratio_goes_first():

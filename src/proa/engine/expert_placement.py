@@ -79,7 +79,7 @@ def place_experts(config: EngineConfig, info: ExpertInfo, count: int, *, all_byt
 def with_experts(needed: GpuBytes, plan: ExpertPlan, info: ExpertInfo, *, all_bytes: int, max_tokens: int) -> GpuBytes:
     """`needed` with the placed experts, of `all_bytes` in all, the ring, and scratch of a forward of `max_tokens`."""
     if not plan.uses_gpu:
-        return needed
+        return replace(needed, scratch=needed.scratch + 4 * max_tokens * info.hidden)  # results on their way back
     pairs = max_tokens * info.top_k
     # Rows of pairs between gate, up and down, after down, and x, in bf16 (float32 where they are few).
     scratch = 2 * pairs * (info.hidden + info.intermediate) + 2 * max_tokens * info.hidden

@@ -32,7 +32,7 @@ def captured_graphs(config: EngineConfig) -> int:
 def gpu_rows(config: EngineConfig, model: ModelInfo, needed: GpuBytes) -> dict[str, int]:
     """Bytes of GPU memory by what takes them, in the order in which it is taken; `needed` without its weights."""
     graphs = captured_graphs(config)
-    logits = 4 * model.vocab_size * graphs * (graphs + 1) // 2  # each keeps those of its own
+    logits = 2 * 4 * model.vocab_size * graphs  # of the largest, and where all leave theirs
     sampling = config.requests * model.vocab_size * _BYTES_PER_LOGIT
     return {
         "workspace": needed.scratch,

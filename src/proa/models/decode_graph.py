@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,17 +18,11 @@ __all__ = ["DecodeGraphs"]
 _log = logging.getLogger("proa.models")
 
 
-@dataclass(frozen=True, slots=True)
-class _Captured:
-    graph: torch.cuda.CUDAGraph
-    logits: torch.Tensor
-
-
 class DecodeGraphs:
     """A graph for every number of sequences from 1 to `max_batch`, over one set of index tensors.
 
-    All are captured when it is built, the largest first: the smaller ones reuse its memory. A replay computes what
-    `Model.forward` does, bit for bit, with the same kernels.
+    All are captured when it is built, the largest first: the smaller ones reuse its memory, and all leave their logits
+    in one place. A replay computes what `Model.forward` does, bit for bit, with the same kernels.
     """
 
     def __init__(self, model: Model, kv: KVPool, *, max_batch: int, max_blocks: int) -> None:
@@ -48,17 +42,18 @@ class DecodeGraphs:
             num_single=max_batch,
         )
         started = time.perf_counter()
-        self._captured: list[_Captured] = []
+        self._logits = torch.empty(max_batch, model.vocab_size, device=device)
+        self._graphs: list[torch.cuda.CUDAGraph] = []
         pool = None
         for size in range(max_batch, 0, -1):
-            self._captured.insert(0, self._capture(model, size, pool))
-            pool = self._captured[0].graph.pool()
+            self._graphs.insert(0, self._capture(model, size, pool))
+            pool = self._graphs[0].pool()
         _log.info("captured decode steps of 1 to %d sequences in %.1f s", max_batch, time.perf_counter() - started)
 
     def takes(self, batch: ForwardBatch) -> bool:
         """Whether `batch` is single tokens of which all have logits, and not too many."""
         tokens = batch.token_ids.shape[0]
-        return tokens == batch.num_single == batch.logit_rows.shape[0] and tokens <= len(self._captured)
+        return tokens == batch.num_single == batch.logit_rows.shape[0] and tokens <= len(self._graphs)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Logits `[T, vocab]` of a batch that `takes` accepts, valid until the next call."""
@@ -68,12 +63,11 @@ class DecodeGraphs:
         static.positions[:tokens].copy_(batch.positions)
         static.slots[:tokens].copy_(batch.slots)
         static.block_tables[:tokens, :width].copy_(batch.block_tables)
-        captured = self._captured[tokens - 1]
         self._wake()
-        captured.graph.replay()
-        return captured.logits
+        self._graphs[tokens - 1].replay()
+        return self._logits[:tokens]
 
-    def _capture(self, model: Model, size: int, pool: Any) -> _Captured:
+    def _capture(self, model: Model, size: int, pool: Any) -> torch.cuda.CUDAGraph:
         whole = self._batch
         batch = replace(
             whole,
@@ -92,5 +86,6 @@ class DecodeGraphs:
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
-            logits = model.forward(batch, self._kv)
-        return _Captured(graph, logits)
+            # What a forward returns is the pool's again: the next graph takes the same memory.
+            self._logits[:size].copy_(model.forward(batch, self._kv))
+        return graph

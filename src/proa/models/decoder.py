@@ -37,9 +37,8 @@ NARROW_TOKENS = 4096
 
 
 def gpu_scratch_bytes(spec: DecoderSpec, max_tokens: int) -> int:
-    """What the scratch of a trunk on a GPU takes there from loading on; the kernels' own is not counted."""
+    """What the scratch of a trunk on a GPU takes there from loading on, that of experts and kernels not counted."""
     workspace = _measured_rows(spec, max_tokens)
-    workspace.rows("experts.returned", max_tokens, spec.hidden)
     for width in {spec.dense_intermediate, spec.moe.shared_intermediate} - {0}:
         mlp_rows(workspace, width, max_tokens)
     return workspace.device_bytes

@@ -24,9 +24,15 @@ class OffloadedExperts:
 
     is_capturable = False
 
-    def __init__(self, experts: CpuExperts, workspace: Workspace) -> None:
+    def __init__(self, experts: CpuExperts, workspace: Workspace, max_top_k: int) -> None:
         self._experts = experts
         self._workspace = workspace
+        # Every prompt's memory is there from the start.
+        for rows, dtype in (("ids", torch.int32), ("weights", torch.float32)):
+            workspace.host_rows(f"experts.{rows}", workspace.max_tokens, max_top_k, dtype=dtype)
+        for name in ("hidden", "result"):
+            workspace.host_rows(f"experts.{name}", workspace.max_tokens, experts.hidden)
+        workspace.rows("experts.returned", workspace.max_tokens, experts.hidden)
         self._copied: torch.cuda.Event | None = None
         if workspace.device.torch_device.type == "cuda":
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -64,10 +64,9 @@ def create_strategy(experts: CpuExperts, workspace: Workspace, max_top_k: int) -
     """
     if workspace.device.name == "cpu":
         return AllCpu(experts)
-    offloaded = OffloadedExperts(experts, workspace)
     hybrid = _hybrid(experts, workspace, max_top_k)
     if hybrid is None:
-        return offloaded
+        return OffloadedExperts(experts, workspace, max_top_k)
     layer = hybrid.add(experts)
     if layer.decode is None:
         return AllGpu(layer.gpu)
@@ -75,6 +74,7 @@ def create_strategy(experts: CpuExperts, workspace: Workspace, max_top_k: int) -
     if layer.prefill is not None and hybrid.plan.stream_from is not None:
         return ByTokens(layer.decode, layer.prefill, min(hybrid.plan.stream_from - 1, hybrid.max_tokens))
     if not hybrid.plan.on_gpu.any():
+        offloaded = OffloadedExperts(experts, workspace, max_top_k)
         return ByTokens(layer.decode, offloaded, min(MAX_FEW_TOKENS, hybrid.max_tokens))
     return layer.decode
 

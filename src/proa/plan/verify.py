@@ -72,7 +72,7 @@ def compare_memory(sizes: ModelSizes, plan: MemoryPlan, trial: Trial) -> list[Co
     weights = rows.get("trunk", sizes.embedding_bytes) - sizes.embedding_bytes + rows["routed experts"]
     buffers = rows.get("pinned buffers", 0)
     cache = ("KV cache" in rows) * trial.used_tokens * plan.kv_token_bytes
-    total = rows["process"] + weights + buffers + rows["workspace"] + cache
+    total = rows["process"] + weights + buffers + rows.get("workspace", 0) + cache
     # What of the workspace, and of the process, becomes resident while loading and what later is not to be told apart.
     found += [
         Comparison(
