@@ -273,7 +273,11 @@ def test_weights_take_what_was_foreseen(variant, make_case):
     foreseen = model_needs(checkpoint).packed_bytes
     # Padding: rows to a multiple of 16 in every linear, and whole cache lines; the tiny matrices have 8 rows at least.
     assert case.model.weight_bytes <= 2 * foreseen
-    assert foreseen <= checkpoint.total_bytes
+    # No more than the files have, or than was taken where panels repeat scales: what the model reports, without vectors
+    # and the embedding, which stays in its file.
+    others = [n for n in checkpoint.names if len(checkpoint.shape(n)) == 1 or n == "model.embed_tokens.weight"]
+    taken = case.model.weight_bytes + sum(checkpoint.nbytes(name) for name in others)
+    assert foreseen <= max(checkpoint.total_bytes, taken)
 
 
 def test_float16_takes_twice_its_file_where_it_becomes_float32(tmp_path, make_case):

@@ -12,6 +12,7 @@ from proa.models.decoder_layer import DecoderSpec
 from proa.models.registry import checkpoint_config, decoder_spec
 from proa.weights.checkpoint import Checkpoint
 from proa.weights.expert_source import ExpertSource
+from proa.weights.packed_size import packed_size
 
 __all__ = [
     "EMBEDDING",
@@ -122,8 +123,8 @@ def inspect(checkpoint: Checkpoint) -> ModelInfo:
 def model_needs(checkpoint: Checkpoint, experts: ExpertSource | None = None) -> ModelNeeds:
     """`experts`: where the routed experts come from instead of `checkpoint`.
 
-    Kernel layouts have the size of what is stored, but vectors and an embedding in float16 become float32. The
-    embedding is counted although it stays in its file on the CPU: it has to be in memory to be fast.
+    In RAM linears take their `packed_size`; vectors and an embedding in float16 become float32. The embedding is
+    counted although it stays in its file on the CPU: it has to be in memory to be fast.
     """
     config = checkpoint_config(checkpoint)
     spec = decoder_spec(config)
@@ -134,10 +135,10 @@ def model_needs(checkpoint: Checkpoint, experts: ExpertSource | None = None) -> 
         if ignored(name):
             continue
         if routed in name:
-            expert_bytes += checkpoint.nbytes(name)
+            expert_bytes += packed_size(checkpoint, name)
             continue
         is_linear = len(checkpoint.shape(name)) > 1 and name != EMBEDDING
-        trunk += checkpoint.nbytes(name) * (2 if checkpoint.dtype(name) == "F16" and not is_linear else 1)
+        trunk += packed_size(checkpoint, name) * (2 if checkpoint.dtype(name) == "F16" and not is_linear else 1)
         gpu_trunk += checkpoint.nbytes(name)
     if spec.tied_head:
         gpu_trunk += checkpoint.nbytes(EMBEDDING)

@@ -10,6 +10,7 @@ from typing import Protocol
 from proa.weights.checkpoint import Checkpoint
 from proa.weights.experts import expert_linear_tensors, read_expert_linear
 from proa.weights.linear import RawLinear, read_linear
+from proa.weights.packed_size import packed_size
 from proa.weights.read_ahead import WINDOW_BYTES
 
 __all__ = ["CheckpointExperts", "ExpertLayout", "ExpertShape", "ExpertSource"]
@@ -106,7 +107,7 @@ class CheckpointExperts:
 
     @property
     def max_packed_bytes(self) -> int:
-        return self.stored_bytes
+        return sum(packed_size(self._checkpoint, name) for name in self._checkpoint.names if self.replaces(name))
 
     def has_bias(self, name: str) -> bool:
         return any(tensor.endswith("bias") for tensor in expert_linear_tensors(self._checkpoint, name))

@@ -15,7 +15,7 @@ from proa.weights.raw_linear import RawLinear
 from proa.weights.stored import STORAGES, LinearTensors, Storage
 from proa.weights.stored.tensors import f32_values
 
-__all__ = ["RawLinear", "check_declared", "linear_tensor_names", "read_array", "read_linear"]
+__all__ = ["RawLinear", "check_declared", "find_storage", "linear_tensor_names", "read_array", "read_linear"]
 
 
 def read_linear(checkpoint: Checkpoint, prefix: str, shape: tuple[int, int] | None = None) -> RawLinear:
@@ -26,7 +26,7 @@ def read_linear(checkpoint: Checkpoint, prefix: str, shape: tuple[int, int] | No
     storing that proa lacks.
     """
     tensors = LinearTensors(checkpoint, prefix, shape)
-    linear = _storage(tensors).read(tensors)
+    linear = find_storage(tensors).read(tensors)
     check_declared(checkpoint, prefix, linear.format)
     return linear
 
@@ -42,7 +42,7 @@ def check_declared(checkpoint: Checkpoint, name: str, found: str) -> None:
 def linear_tensor_names(checkpoint: Checkpoint, prefix: str) -> list[str]:
     """Names of the stored tensors that belong to the linear `prefix`."""
     tensors = LinearTensors(checkpoint, prefix)
-    return [f"{prefix}.{suffix}" for suffix in _storage(tensors).suffixes if suffix in tensors]
+    return [f"{prefix}.{suffix}" for suffix in find_storage(tensors).suffixes if suffix in tensors]
 
 
 def read_array(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -55,5 +55,6 @@ def read_array(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> np.
     return np.array(f32_values(tensor))
 
 
-def _storage(tensors: LinearTensors) -> Storage:
+def find_storage(tensors: LinearTensors) -> Storage:
+    """How a linear is stored, by names and types."""
     return next(storage for storage in STORAGES if storage.matches(tensors))

@@ -77,5 +77,5 @@ _NVFP4_SUFFIXES = (
 
 STORAGES = (
     Storage((*_DATA_NAMES, *_SCALE_NAMES), _is_mxfp4, _read_mxfp4),
-    Storage(_NVFP4_SUFFIXES, _is_nvfp4, _read_nvfp4),
+    Storage(_NVFP4_SUFFIXES, _is_nvfp4, _read_nvfp4, "nvfp4"),
 )

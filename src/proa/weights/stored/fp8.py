@@ -73,5 +73,5 @@ def _read_block(tensors: LinearTensors) -> RawLinear:
 STORAGES = (
     Storage(_SUFFIXES, _is_mxfp8, _read_mxfp8),
     Storage(_SUFFIXES, _is_channel, _read_channel),
-    Storage(_SUFFIXES, _matches, _read_block),
+    Storage(_SUFFIXES, _matches, _read_block, "fp8_block128"),
 )

@@ -73,11 +73,13 @@ class Storage:
     """A way to store a linear. `matches` looks at names and types only; `read` raises CheckpointError for a fault.
 
     `suffixes`: of all tensors that belong to the linear, those it reads and those (scales of activations) it may leave.
+    `grows`: its format where panels of 16 rows have scales that the file has once for more rows; "" for others.
     """
 
     suffixes: tuple[str, ...]
     matches: Callable[[LinearTensors], bool]
     read: Callable[[LinearTensors], RawLinear]
+    grows: str = ""
 
 
 def f32_values(tensor: RawTensor) -> np.ndarray:
