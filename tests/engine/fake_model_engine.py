@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -22,6 +23,8 @@ def load(config: EngineConfig, report: Report) -> LoadedModel:
         raise CheckpointError("model.safetensors", "8 bytes of header", "3", "download it again")
     if config.model_path == "bug":
         raise RuntimeError("loading hit a bug")
+    if config.model_path == "nomem":
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
     steps = 40 if config.model_path == "slow" else 2
     for step in range(1, steps + 1):
         time.sleep(0.06 if config.model_path == "slow" else 0.0)

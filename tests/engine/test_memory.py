@@ -66,3 +66,9 @@ def test_over_the_limit_is_zero(tmp_path: Path) -> None:
         "sys/fs/cgroup/memory.current": "200\n",
     }
     assert available_bytes(machine(tmp_path, files)) == 0
+
+
+def test_a_limit_of_addresses_is_one_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"proc/self/status": "VmPeak:\t  900 kB\nVmSize:\t  700 kB\n"}
+    monkeypatch.setattr("proa.engine.memory.resource.getrlimit", lambda _: (1000 * 1024, -1))
+    assert available_bytes(machine(tmp_path, files)) == 300 * 1024

@@ -213,6 +213,7 @@ async def test_shutdown_while_generating(tmp_path: Path) -> None:
         ({"model_path": "damaged"}, True, EXIT_USER, "[model.safetensors] expected 8 bytes of header"),
         ({"context_length": 4096}, True, EXIT_USER, "[context_length] expected at most 1024"),
         ({"model_path": "bug"}, False, EXIT_FAULT, "loading hit a bug"),
+        ({"model_path": "nomem"}, True, EXIT_USER, "[RAM] expected as much as was free"),
     ],
 )
 async def test_faults_at_load_are_reported(

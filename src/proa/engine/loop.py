@@ -16,6 +16,7 @@ from proa.engine.build import LoadedModel, Loader, Report, build_engine
 from proa.engine.config import EngineConfig
 from proa.engine.engine import Engine
 from proa.engine.process import parent_is_gone, tie_to_parent
+from proa.engine.step_failure import lacking_memory
 from proa.ipc.messages import (
     Abort,
     ExpertsRecorded,
@@ -49,12 +50,7 @@ _POLL_S = 0.02
 
 
 # What the user has to mend while the engine starts; once it serves, none of these is theirs.
-_TO_BE_MENDED = (
-    CheckpointError, UnsupportedError, ConfigError, KernelFaultError, MemoryError, torch.OutOfMemoryError,
-)  # fmt: skip
-
-
-_SHORTAGES = (MemoryShortageError, MemoryError, torch.OutOfMemoryError)
+_TO_BE_MENDED = (CheckpointError, UnsupportedError, ConfigError, KernelFaultError)
 
 
 class _ShutdownError(BaseException):
@@ -78,9 +74,8 @@ def run_engine(config: EngineConfig, load: Loader) -> int:
         logger.info("shutting down")
         return EXIT_OK
     except Exception as error:
-        if not process.is_ready and isinstance(error, _TO_BE_MENDED):
-            # The API process says it, once.
-            endpoint.send(Fatal(_describe(error), user=True, is_shortage=isinstance(error, _SHORTAGES)))
+        if not process.is_ready and (fault := _to_be_mended(error)) is not None:
+            endpoint.send(fault)  # the API process says it, once
             return EXIT_USER
         logger.exception("the engine cannot go on")
         endpoint.send(Fatal(f"{type(error).__name__}: {error}"))
@@ -91,11 +86,14 @@ def run_engine(config: EngineConfig, load: Loader) -> int:
         endpoint.close()
 
 
-def _describe(error: Exception) -> str:
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        where = "RAM" if isinstance(error, MemoryError) else "GPU memory"
-        return f"[{where}] expected as much as was free before loading, got none left. Fix: end what else takes it"
-    return str(error)
+def _to_be_mended(error: Exception) -> Fatal | None:
+    """What the user has to mend, None where it is no fault of theirs."""
+    if isinstance(error, _TO_BE_MENDED):
+        return Fatal(str(error), user=True, is_shortage=isinstance(error, MemoryShortageError))
+    if (where := lacking_memory(error)) is not None:
+        text = f"[{where}] expected as much as was free before loading, got none left. Fix: end what else takes it"
+        return Fatal(text, user=True, is_shortage=True)
+    return None
 
 
 class _Process:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 __all__ = ["available_bytes"]
@@ -11,7 +12,7 @@ _NO_LIMIT = 2**60
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """The least of MemAvailable and the room left in every memory cgroup around this process (v1 or v2).
+    """The least of MemAvailable, the room left in every memory cgroup around this process (v1 or v2), and RLIMIT_AS.
 
     Page cache counts as room: it is given up under pressure. `root` is where /proc and /sys are found.
     """
@@ -23,7 +24,15 @@ def available_bytes(root: Path = Path("/")) -> int:
         elif "memory" in controllers.split(","):
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
             rooms += _rooms(root / "sys/fs/cgroup/memory", path, *names)
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY:  # a shell's `ulimit -v`
+        rooms.append(limit - _virtual_bytes(root / "proc/self/status"))
     return max(0, min(rooms))
+
+
+def _virtual_bytes(path: Path) -> int:
+    sizes = [line.split()[1] for line in _read(path).splitlines() if line.startswith("VmSize:")]
+    return int(sizes[0]) * 1024 if sizes else 0
 
 
 def _mem_available(path: Path) -> int:
