@@ -22,6 +22,12 @@ def device() -> torch.device:
     return torch.device("cpu")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread_of_torch() -> None:
+    """For the references: the threads of tests that run side by side would wait for each other."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(0)
