@@ -26,7 +26,9 @@ from proa.engine.kv_plan import KVPlan
 from proa.ipc.messages import Generate
 from proa.kernels import reference
 from proa.models import ExpertPlan, inspect, load_model
+from proa.moe.hybrid_layers import Hybrid
 from proa.moe.placement import ExpertBudget, place
+from proa.moe.prefill_plan import PrefillRates
 from proa.moe.stats import ExpertStats, RoutingCounts
 from proa.moe.stream import WeightStream
 from proa.weights.checkpoint import Checkpoint
@@ -255,6 +257,42 @@ def test_an_engine_whose_experts_move_between_and_not_within_passes(
     assert answers[0] == answers[1]
     assert model.expert_usage.num_moved > 8
     assert switched_in_pass and not any(switched_in_pass)
+
+
+@pytest.mark.parametrize("stream_all", [True, False])
+def test_a_threshold_streams_from_its_tokens_on_whatever_is_fastest(stream_all, make_case, device, driver, monkeypatch):
+    """On a machine whose bus takes days; without a threshold everything stays on its CPU."""
+    slow = PrefillRates(1.0, 1.0, 1.0, 1.0, (1.0,), (1e-9,), (1e-9,))
+    monkeypatch.setattr("proa.moe.hybrid_layers.measure_rates", lambda *_, **__: slow)
+    copied = []
+    start = WeightStream.start
+
+    def spy(self, groups, *args):
+        copied.append(sum(len(group.experts) for group in groups))
+        return start(self, groups, *args)
+
+    monkeypatch.setattr(WeightStream, "start", spy)
+    case = case_of(make_case, "qwen3")
+    plan = plan_of(case.path, 0.0, stream_from=20, stream_all=stream_all)
+    model = load_hybrid(monkeypatch, case.path, device, driver, plan, expert_activations="trunk")
+    copied.clear()
+    for count in (19, 20):
+        pager = Pager(model, num_blocks=8)
+        pager.forward([(pager.sequence(count), tokens(count, 1))])
+        assert copied == ([plan.on_gpu[:-1].size if stream_all else 0] if count == 20 else [])
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_pinned"), [({}, False), ({"stream_from": 20}, True), ({"moves": 2, "ram_slots": 1}, True)]
+)
+def test_what_may_be_copied_is_pinned(fields, is_pinned, make_case, device, driver, monkeypatch):
+    pinned = []
+    monkeypatch.setattr(Hybrid, "_pin", lambda _, layer: bool(pinned.append(layer.used_memory)) or True)
+    case = case_of(make_case, "qwen3")
+    plan = plan_of(case.path, 0.3, **fields)
+    load_hybrid(monkeypatch, case.path, device, driver, plan)
+    assert len(pinned) == (len(plan.on_gpu) if is_pinned else 0)
+    assert all(sum(nbytes for _, nbytes in ranges) > 0 for ranges in pinned)
 
 
 @pytest.fixture(scope="module")
