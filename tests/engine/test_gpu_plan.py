@@ -223,6 +223,8 @@ def test_without_a_gpu(caplog: pytest.LogCaptureFixture) -> None:
         ("No CUDA GPUs are available", False),
         ("The NVIDIA driver on your system is too old (found version 11040).\nPlease update your GPU driver", True),
         ("CUDA unknown error - this may be due to an incorrectly set up environment", True),
+        ("CUDA error: out of memory", True),
+        ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", True),
     ],
 )
 def test_a_driver_that_does_not_start(monkeypatch: pytest.MonkeyPatch, text: str, refused: bool) -> None:
@@ -239,7 +241,9 @@ def test_a_driver_that_does_not_start(monkeypatch: pytest.MonkeyPatch, text: str
     for device in ("auto", "cuda") if refused else ("cuda",):
         with pytest.raises(ConfigError, match=re.escape(text.partition("\n")[0])) as caught:
             choose_gpu(device)  # type: ignore[arg-type]
-        assert ("knows CUDA 13.0" in str(caught.value)) == refused
+        is_taken = "out of memory" in text or "busy" in text
+        assert ("knows CUDA 13.0" in str(caught.value)) == (refused and not is_taken)
+        assert ("end what else uses it" in str(caught.value)) == is_taken
         assert str(caught.value).endswith("use --device cpu")
 
 

@@ -57,3 +57,15 @@ def test_a_launch_line_loads_and_answers(line, experts, model):
     assert ("expert_updates" in info) == ("--kt-enable-dynamic-expert-update" in line)
     assert ("deferred_experts" in info) == ("--kt-max-deferred-experts-per-token 1" in line)
     assert "GiB free" in info["gpu_memory"]
+
+
+def test_plain_torch_attends_as_the_kernels_do(model):
+    """Where steps cannot be captured they are launched."""
+    values = {"model_path": str(model), "num_threads": 2, "max_total_tokens": 8192, "gpu_experts": 4}
+    runs = {}
+    for backend in ("triton", "torch"):
+        config = EngineConfig(to_engine="", from_engine="", attention_backend=backend, **values)
+        info, runs[backend] = run(config)
+        assert backend in info["attention_backend"].lower()
+        assert info["cuda_graphs"].startswith("decode steps" if backend == "triton" else "none")
+    assert runs["torch"] == runs["triton"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,9 @@ from proa.attention.backend import create_attention, gpu_backend
 from proa.attention.shape import HeadShape
 from proa.core.errors import ConfigError
 from proa.device.cpu import CpuDevice
+from proa.device.gpu import GpuDevice
+from proa.kernels import reference
+from proa.models.decoder import Decoder
 
 
 def test_unknown_backend_names_the_known_ones(runtime):
@@ -37,6 +41,19 @@ def test_what_runs_on_a_gpu_is_said(monkeypatch, asked, has_triton, backend, sai
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: object() if has_triton else None)
     name, text = gpu_backend(asked)
     assert name == backend and said in text
+
+
+@pytest.mark.parametrize(("attention", "experts"), [(True, True), (False, True), (True, False)])
+def test_steps_are_captured_where_attention_and_experts_allow_it(attention, experts):
+    layers = [SimpleNamespace(is_capturable=True), SimpleNamespace(is_capturable=experts)]
+    workspace = SimpleNamespace(device=SimpleNamespace(torch_device=torch.device("cuda")))
+    parts = SimpleNamespace(_workspace=workspace, _layers=layers, _backend=SimpleNamespace(is_capturable=attention))
+    assert Decoder.is_capturable.fget(parts) == (attention and experts)
+
+
+def test_plain_torch_waits_for_the_device_and_cannot_be_captured(runtime):
+    device = GpuDevice(runtime, torch.device("cpu"), reference)
+    assert not create_attention("torch", device, HeadShape(4, 16)).is_capturable
 
 
 def test_one_model_serves_two_pools_in_turn(make_case):

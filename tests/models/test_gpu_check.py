@@ -78,6 +78,7 @@ def test_a_wrong_linear_is_named(runtime):
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_attention_that_misses_a_position_is_named(runtime, name, rows):
     class Kernels:
+        is_capturable = False
         kv_store = staticmethod(reference.kv_store)
 
         def paged_attention(self, q, k_cache, v_cache, tables, size, ids, positions, scale, out, *, num_single):

@@ -49,7 +49,13 @@ class AttentionStep(Protocol):
 
 
 class AttentionBackend(Protocol):
-    """Builds the attention of each forward pass."""
+    """Builds the attention of each forward pass.
+
+    `is_capturable`: steps of single tokens may be captured in a CUDA graph, with slots of -1 for rows to be left out.
+    """
+
+    @property
+    def is_capturable(self) -> bool: ...
 
     def begin(self, batch: ForwardBatch, kv: KVPool) -> AttentionStep: ...
 

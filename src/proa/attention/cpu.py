@@ -18,6 +18,8 @@ class CpuAttention:
 
     __slots__ = ("_kv", "_layers", "_pool")
 
+    is_capturable = False
+
     def __init__(self, device: Device, _shape: HeadShape) -> None:
         self._pool = device.runtime.pool
         self._kv: KVPool | None = None

@@ -23,6 +23,10 @@ EXPAND_TOKENS = 128
 class AttentionKernels(Protocol):
     """What differs between implementations. Arguments as in `proa.native.ops`."""
 
+    @property
+    def is_capturable(self) -> bool:
+        """See AttentionBackend."""
+
     def kv_store(self, src: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None: ...
 
     def paged_attention(
@@ -48,6 +52,7 @@ class GpuAttention:
     def __init__(self, kernels: AttentionKernels, *, expand_tokens: int = EXPAND_TOKENS) -> None:
         self._kernels = kernels
         self._expand_tokens = expand_tokens
+        self.is_capturable = kernels.is_capturable
 
     def begin(self, batch: ForwardBatch, kv: KVPool) -> GpuAttentionStep:
         # A float32 cache is asked for where rounding matters; expanded keys and values are bf16.
@@ -139,6 +144,7 @@ class GpuAttentionStep:
 class _TorchKernels:
     """Plain torch: any device, any model, slow. The oracle of the others."""
 
+    is_capturable = False  # it loops over sequences in Python
     kv_store = staticmethod(reference.kv_store)
 
     def paged_attention(

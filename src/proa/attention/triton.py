@@ -28,6 +28,7 @@ def triton_attention(device: Device, shape: HeadShape) -> GpuAttention:
 class _TritonKernels:
     __slots__ = ("_scratch",)
 
+    is_capturable = True
     kv_store = staticmethod(kv_store)
 
     def __init__(self, scratch: DecodeScratch) -> None:

@@ -26,6 +26,9 @@ _LEAST_CAPABILITY = (8, 0)
 # What torch says where there is nothing to drive, or nothing shown to this process.
 _NO_GPU = ("Found no NVIDIA driver", "No CUDA GPUs are available", "no CUDA-capable device", "not compiled with CUDA")
 
+# What the driver says of a GPU whose memory others hold, or that takes one process at a time.
+_TAKEN = ("out of memory", "busy or unavailable")
+
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
@@ -42,16 +45,20 @@ class Gpu:
 
 
 def choose_gpu(device: Literal["auto", "cpu", "cuda"]) -> Gpu | None:
-    """The GPU for the trunk, None for the CPU. `auto` takes the first usable one and logs why there is none.
+    """The GPU for the trunk, None for the CPU. `auto` takes the first one and logs why there is none.
 
     Raises:
-        ConfigError: `cuda` is asked for and there is no usable GPU, or there is one whose driver does not start.
+        ConfigError: `cuda` is asked for and there is no usable GPU; or there is one, but its driver does not start, or
+            others have taken it.
     """
     if device == "cpu":
         return None
     found = _find()
     if isinstance(found, Gpu):
         return found
+    if isinstance(found, _FaultyDriver) and any(text in found.text for text in _TAKEN):
+        expected, fix = "room for this process on the GPU", "end what else uses it (nvidia-smi), or use --device cpu"
+        raise ConfigError("device", expected, found.text, fix)
     if isinstance(found, _FaultyDriver):
         # Not a machine without a GPU: to compute on its CPU, tens of times slower, is nothing to be silent about.
         expected = f"a driver that starts and knows CUDA {torch.version.cuda}, for the GPU that is here"
@@ -103,7 +110,7 @@ def _find() -> Gpu | _FaultyDriver | str:
             capability = torch.cuda.get_device_capability(0)
             free_bytes, total_bytes = torch.cuda.mem_get_info(0)
         except (RuntimeError, AssertionError) as error:
-            text = str(error).partition("\n")[0]
+            text = str(error).partition("\n")[0].rstrip(".")
             return text if any(absent in text for absent in _NO_GPU) else _FaultyDriver(text)
     if capability < _LEAST_CAPABILITY:
         return f"{name} has compute capability {capability[0]}.{capability[1]}"

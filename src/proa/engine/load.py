@@ -132,7 +132,7 @@ def _load_on_gpu(
     elif model.is_capturable:
         capture, notes["cuda_graphs"] = partial(_capture, model, most), f"decode steps of 1 to {most} sequences"
     else:
-        notes["cuda_graphs"] = "none: experts in RAM are waited for between kernels"
+        notes["cuda_graphs"] = "none: attention or experts are waited for between kernels"
     return LoadedModel(
         model, info.layout, plan, info.eos_token_ids, notes, gpu.torch_device, capture, usage=model.expert_usage,
         config=config,

@@ -160,7 +160,7 @@ class Decoder:
     def is_capturable(self) -> bool:
         """Whether a forward of few tokens on a GPU can be captured in a CUDA graph."""
         on_gpu = self._workspace.device.torch_device.type == "cuda"
-        return on_gpu and all(layer.is_capturable for layer in self._layers)
+        return on_gpu and self._backend.is_capturable and all(layer.is_capturable for layer in self._layers)
 
     @property
     def expert_traffic(self) -> ExpertTraffic:
