@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -81,8 +82,8 @@ class StepSampler:
         return statistics.median(self._samples.result())
 
 
-def measure(model: str, flags: list[str]) -> dict[str, Any]:
-    """Start a server for `model` and run every load."""
+def measure(model: str, flags: list[str], loads: Collection[str] = tuple(LOADS)) -> dict[str, Any]:
+    """Start a server for `model` and run these loads."""
     start = time.perf_counter()
     with local_server(model, flags=flags) as server:
         result: dict[str, Any] = {"ready_s": round(time.perf_counter() - start, 2)}
@@ -91,6 +92,8 @@ def measure(model: str, flags: list[str]) -> dict[str, Any]:
             info = client.get(server.endpoint.url("/get_server_info")).json()
         result |= {"weight_bytes": info["weight_bytes"], "engine": info["engine_info"]}
         for index, (label, (prompt, answer, count, concurrency)) in enumerate(LOADS.items()):
+            if label not in loads:
+                continue
             load = Load(
                 num_prompts=count, input_len=prompt, output_len=answer, max_concurrency=concurrency,
                 seed=100 + index, vocab_size=info["vocab_size"],

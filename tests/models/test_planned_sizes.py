@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from tests.models.variants import VARIANTS
 
@@ -64,3 +65,13 @@ def test_shapes_say_what_loading_reports(weight_format, runtime, tmp_path):
     # The embedding stays in its file.
     assert sizes.packed_bytes - sizes.embedding_bytes == pytest.approx(model.weight_bytes, rel=0.002)
     assert read_sizes(source).packed_bytes == pytest.approx(sizes.packed_bytes, rel=0.002)
+
+
+def test_a_random_model_without_experts_is_the_rest_of_the_same_model(tmp_path):
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "b": 1}}}))
+    for name, experts in (("whole", True), ("trunk", False)):
+        write_random_model(tmp_path / name, DIMENSIONS["tiny"], tmp_path, format="int4_g32", experts=experts)
+    whole, trunk = (Checkpoint.open(tmp_path / name) for name in ("whole", "trunk"))
+    assert set(trunk.names) == {name for name in whole.names if ".experts." not in name}
+    assert all(np.array_equal(trunk.tensor(name).data, whole.tensor(name).data) for name in trunk.names)
+    assert trunk.config == whole.config

@@ -65,11 +65,13 @@ def write_random_model(
     *,
     format: str = "bf16",  # noqa: A002
     seed: int = 0,
+    experts: bool = True,
     on_bytes: Callable[[int], None] | None = None,
 ) -> None:
     """Write the checkpoint into `directory`, which must be empty or missing.
 
     `tokenizer` is a directory with tokenizer.json; its files are copied and its vocabulary gives the model's size.
+    `experts`: False leaves the routed experts out, for a model that takes them from a GGUF file.
 
     Raises:
         ConfigError: `directory` holds something, or `format` is unknown or has groups that do not fit the dimensions.
@@ -83,7 +85,7 @@ def write_random_model(
     vocab_size = _vocab_size(tokenizer)
     directory.mkdir(parents=True, exist_ok=True)
     with CheckpointWriter(directory, on_bytes=on_bytes) as writer:
-        _write_tensors(writer, dimensions, vocab_size, format, np.random.default_rng(seed))
+        _write_tensors(writer, dimensions, vocab_size, format, np.random.default_rng(seed), experts=experts)
     for name in TOKENIZER_FILES:
         if (tokenizer / name).exists():
             shutil.copyfile(tokenizer / name, directory / name)
@@ -100,7 +102,13 @@ def _check_groups(dims: RandomDimensions, to: str) -> None:
 
 
 def _write_tensors(
-    writer: CheckpointWriter, dims: RandomDimensions, vocab_size: int, to: str, rng: np.random.Generator
+    writer: CheckpointWriter,
+    dims: RandomDimensions,
+    vocab_size: int,
+    to: str,
+    rng: np.random.Generator,
+    *,
+    experts: bool,
 ) -> None:
     def random(out_features: int, in_features: int, stored: str = to) -> RawLinear:
         weight = rng.standard_normal((out_features, in_features), dtype=np.float32)
@@ -135,7 +143,7 @@ def _write_tensors(
             "up_proj": random(width, hidden),
             "down_proj": random(hidden, width),
         }
-        for index in range(dims.num_experts):
+        for index in range(dims.num_experts if experts else 0):
             for name, linear in expert.items():
                 writer.add_linear(f"{prefix}.mlp.experts.{index}.{name}", _rolled(linear, index))
 
@@ -204,6 +212,7 @@ def _main() -> int:
     parser.add_argument(
         "--tokenizer", type=Path, default=None, help="directory with tokenizer.json; default: the demo's"
     )
+    parser.add_argument("--no-experts", action="store_true", help="leave out the routed experts, which come from GGUF")
     arguments = parser.parse_args()
     dimensions = DIMENSIONS[arguments.like]
     try:
@@ -212,7 +221,9 @@ def _main() -> int:
                 raise ConfigError("--layers", "1 or more", arguments.layers)
             dimensions = replace(dimensions, num_layers=arguments.layers)
         tokenizer = arguments.tokenizer or ensure_demo_model()
-        write_random_model(arguments.out, dimensions, tokenizer, format=arguments.format)
+        write_random_model(
+            arguments.out, dimensions, tokenizer, format=arguments.format, experts=not arguments.no_experts
+        )
     except ProaError as error:
         sys.stderr.write(f"{error}\n")
         return 1
