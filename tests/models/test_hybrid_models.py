@@ -26,6 +26,7 @@ from proa.engine.kv_plan import KVPlan
 from proa.ipc.messages import Generate
 from proa.kernels import reference
 from proa.models import ExpertPlan, inspect, load_model
+from proa.moe.hybrid import HybridDecode
 from proa.moe.hybrid_layers import Hybrid
 from proa.moe.placement import ExpertBudget, place
 from proa.moe.prefill_plan import PrefillRates
@@ -293,6 +294,29 @@ def test_what_may_be_copied_is_pinned(fields, is_pinned, make_case, device, driv
     load_hybrid(monkeypatch, case.path, device, driver, plan)
     assert len(pinned) == (len(plan.on_gpu) if is_pinned else 0)
     assert all(sum(nbytes for _, nbytes in ranges) > 0 for ranges in pinned)
+
+
+def test_what_a_failed_forward_left_to_the_cpu_is_ended(make_case, device, driver, monkeypatch):
+    """Late experts of a layer were handed over, and the layer that waits for them never came."""
+    case = case_of(make_case, "deepseek_groups_yarn")
+    plan = plan_of(case.path, 0.3, max_deferred=2)
+    model = load_hybrid(monkeypatch, case.path, device, driver, plan, expert_activations="trunk")
+    answers = []
+    for fails in (False, True):
+        pager = Pager(model, num_blocks=8)
+        sequence = pager.sequence(40)
+        pager.forward([(sequence, tokens(9, 1))])
+        if fails:
+            with monkeypatch.context() as patch, pytest.raises(MemoryError):
+                patch.setattr(HybridDecode, "finish", out_of_memory)
+                pager.forward([(pager.sequence(8), tokens(1, 2))])
+            model.recover()
+        answers.append(pager.forward([(sequence, tokens(1, 3))]))
+    assert torch.equal(answers[0], answers[1])
+
+
+def out_of_memory(*_):
+    raise MemoryError
 
 
 @pytest.fixture(scope="module")

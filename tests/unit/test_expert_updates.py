@@ -12,7 +12,9 @@ import torch
 from proa.moe.mover import ExpertMover
 from proa.moe.placement import Placement
 from proa.moe.rebalance import RebalanceSpec, Swap
+from proa.moe.stats import RoutingCounts
 from proa.moe.updates import ExpertUpdates, UpdateSpec
+from proa.moe.usage import ExpertUsage
 
 TOP_K = 2
 
@@ -116,3 +118,18 @@ def test_a_use_that_wavers_around_even_moves_nothing(moves):
         updates.add(counts)
         updates.poll()
     assert updates.num_moved <= 2
+
+
+def test_what_warmed_up_is_neither_routing_nor_deferred():
+    late = 5
+    counts = RoutingCounts(1, 2, torch.device("cpu"))
+    usage = ExpertUsage(counts, num_late=lambda: late)
+    counts.of_layer(0)[1] += 7
+    assert usage.num_deferred == 5
+    usage.reset()
+    usage.start_recording()
+    late += 3
+    counts.of_layer(0)[0] += 2
+    assert usage.num_deferred == 3 and usage.dump().counts.tolist() == [[2.0, 0.0]]
+    usage.reset()
+    assert usage.num_deferred == 0
