@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ import torch
 
 from proa.cli.bench_hybrid_setup import HybridStack
 from proa.moe.gpu_experts import stream_handle
-from proa.moe.prefill_plan import ExpertSize, LayerPlan, PrefillRates, plan_layer
+from proa.moe.prefill_plan import ExpertSize, LayerPlan, PrefillRates
+from proa.moe.prefill_planner import PrefillPlanner
 from proa.moe.prefill_rates import measure_rates
 from proa.moe.router import TopK
 from proa.moe.strategy import LayerContext
@@ -20,6 +22,7 @@ from proa.moe.strategy import LayerContext
 __all__ = ["measure_prefill"]
 
 PASSES = 2
+LEARNED = 4  # passes that an engine would have planned by before
 COPY_PIECE = 1 << 30
 # Longer prompts take the CPU alone seconds a layer.
 MAX_CPU_ONLY = 2048
@@ -80,15 +83,16 @@ def _copy_all(stack: HybridStack) -> int:
 
 
 def _seconds(stack: HybridStack, plans: list[LayerPlan], work: Callable[[], None]) -> float:
-    times = []
-    for _ in range(PASSES + 1):
-        stack.synchronize()
-        start = time.perf_counter()
-        stack.shared_pass.begin(plans)
-        work()
-        stack.synchronize()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[1:])
+    return statistics.median([_pass_seconds(stack, plans, work) for _ in range(PASSES + 1)][1:])
+
+
+def _pass_seconds(stack: HybridStack, plans: list[LayerPlan], work: Callable[[], None]) -> float:
+    stack.synchronize()
+    start = time.perf_counter()
+    stack.shared_pass.begin(plans)
+    work()
+    stack.synchronize()
+    return time.perf_counter() - start
 
 
 def _rates(stack: HybridStack, size: ExpertSize) -> PrefillRates:
@@ -134,6 +138,39 @@ def _floor(
     return total
 
 
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A pass: its plans, seconds, and those of the CPU's experts."""
+
+    plans: list[LayerPlan]
+    seconds: float
+    cpu_seconds: float
+
+
+def _planned(stack: HybridStack, chunk: _Chunk, resident: np.ndarray, *, trunk_s: float) -> list[_Planned]:
+    """Passes as an engine plans them, each from what those before have shown."""
+    spec, dims = stack.spec, stack.spec.experts.dims
+    size = ExpertSize(dims.hidden, dims.intermediate, sum(stack.sizes))
+    planner = PrefillPlanner(
+        _rates(stack, size),
+        size,
+        layers=spec.layers,
+        experts=dims.experts,
+        top_k=dims.top_k,
+        device=stack.device,
+    )
+    planner.learn(chunk.tokens, trunk_s=trunk_s, cpu_s=0.0, planned_cpu_s=0.0)
+    passes = []
+    for _ in range(LEARNED + PASSES):
+        plans, before = planner.plans(chunk.tokens, list(resident), [True] * spec.layers), stack.cpu_seconds
+        seconds = _pass_seconds(stack, plans, chunk.compute)
+        cpu = stack.cpu_seconds - before
+        planned = sum(plan.cpu_seconds for plan in plans)
+        planner.learn(chunk.tokens, trunk_s=trunk_s, cpu_s=cpu, planned_cpu_s=planned)
+        passes.append(_Planned(plans, seconds, cpu))
+    return passes
+
+
 def measure_prefill(stack: HybridStack, tokens: int, write: Callable[[str], None]) -> dict[str, Any]:
     """Of a prompt of `tokens`; `*_s` are seconds of all layers in memory, `model_*` of the whole model's."""
     write(f"prompt of {tokens} tokens")
@@ -153,13 +190,9 @@ def measure_prefill(stack: HybridStack, tokens: int, write: Callable[[str], None
     compute_s = _without_copies(stack, chunk, everything, trunk=True)
     chunk_s = _seconds(stack, everything, chunk.compute)
     cpu_only_s = _cpu_only(stack, chunk, everything)
+    planned = _planned(stack, chunk, resident, trunk_s=(compute_s - experts_s) / spec.layers)
+    mixed, mixed_s = planned[-1].plans, statistics.median(one.seconds for one in planned[-PASSES:])
     load = np.full(dims.experts, tokens * dims.top_k / dims.experts)
-    trunk_s = (compute_s - experts_s) / spec.layers
-    mixed = [plan_layer(load, on_gpu, tokens=tokens, size=size, rates=rates, trunk_s=trunk_s) for on_gpu in resident]
-    before = stack.cpu_seconds
-    mixed_s = _seconds(stack, mixed, chunk.compute) if any(plan.cpu for plan in mixed) else chunk_s
-    inside = (stack.cpu_seconds - before) / (PASSES + 1)
-    best = min(chunk_s, mixed_s)
     floor_s = max(compute_s, _floor(rates, size, load, everything, copy_rate))
     result = {
         "tokens": tokens,
@@ -176,12 +209,13 @@ def measure_prefill(stack: HybridStack, tokens: int, write: Callable[[str], None
         "cpu_only_s": cpu_only_s,
         "cpu_experts_per_layer": len(mixed[0].cpu),
         "mixed_s": mixed_s,
+        "mixed_first_s": planned[0].seconds,
         "mixed_planned_s": sum(plan.seconds for plan in mixed),
-        "mixed_cpu_s": inside,
+        "mixed_cpu_s": planned[-1].cpu_seconds,
         "mixed_cpu_planned_s": sum(plan.cpu_seconds for plan in mixed),
         "floor_s": floor_s,
         "floor_over_mixed": floor_s / mixed_s,
-        "model_tokens_per_s": tokens / (best * spec.trunk.layers / spec.layers),
+        "model_tokens_per_s": tokens / (mixed_s * spec.trunk.layers / spec.layers),
         "model_tokens_per_s_stream_only": tokens / (chunk_s * spec.trunk.layers / spec.layers),
     }
     for name, value in result.items():
