@@ -63,3 +63,17 @@ def test_shares_take_what_there_is_and_leave_nobody_behind(budget: int, wanted: 
     # Who got less than it lacks lacks at least as much as any younger one that got some.
     others = sorted(zip(wanted[1:], counts[1:], strict=True), key=lambda pair: (pair[0], -pair[1]))
     assert all(have == want for (want, have), (_, later) in zip(others, others[1:], strict=False) if later)
+
+
+def test_what_is_left_of_a_pass_is_known_from_the_last_one_of_its_size():
+    pace = PrefillPace()
+    assert pace.whole_s(500, 0.0, 0.0) == 0.0
+    assert pace.whole_s(500, 1.0, 0.25) == 4.0
+    pace.pass_done(400, 6.0)
+    assert pace.whole_s(500, 0.1, 0.25) == 6.0, "its first layers were quick"
+    assert pace.whole_s(1000, 1.0, 0.5) == 2.0
+    pace.pass_done(20, 1.0)
+    overtakes = [
+        pace.may_overtake(20, whole_s=6.0, left_s=left, overtaken_s=spent) for left, spent in ((2, 5), (1, 0), (6, 5.5))
+    ]
+    assert overtakes == [True, False, False]

@@ -60,6 +60,16 @@ class PrefillPace:
         few, many = self._expected(tokens), self._expected(than)
         return few is not None and many is not None and few <= _MUCH_SHORTER * many
 
+    def whole_s(self, tokens: int, seconds: float, share_done: float) -> float:
+        """What a pass of `tokens` takes that has taken `seconds` for that share of its layers: as the last of its size.
+
+        The first layers say less: some have no experts, and those of the first one with them have not run ahead.
+        """
+        known = self._passes.get(tokens.bit_length())
+        if known is not None:
+            return known[1]
+        return seconds / share_done if share_done else 0.0
+
     def may_overtake(self, tokens: int, *, whole_s: float, left_s: float, overtaken_s: float) -> bool:
         """Whether a pass of `tokens` goes between two layers of one that takes `whole_s`, of which `left_s` are left.
 

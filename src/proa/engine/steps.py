@@ -122,14 +122,16 @@ class Steps:
         state = (self._scheduler.num_added, len(self._scheduler.running))
         if len(self._passes) > 1 or self._suspects or state == self._looked_at:
             return
-        running, self._looked_at = self._passes[0], state
+        running = self._passes[0]
         budget = min(MAX_SHORT_TOKENS, self._max_prompt_tokens)
         chunks = self._scheduled(lambda: self._scheduler.short_prompts(budget, running.chunks))
         tokens = sum(chunk.count for chunk in chunks)
-        # Layers of a pass take equally long.
-        whole = running.seconds / running.share_done if running.share_done else 0.0
+        if not chunks:
+            self._looked_at = state
+            return
+        whole = self.pace.whole_s(running.num_tokens, running.seconds, running.share_done)
         left, spent = (1.0 - running.share_done) * whole, running.others_seconds
-        if chunks and self.pace.may_overtake(tokens, whole_s=whole, left_s=left, overtaken_s=spent):
+        if self.pace.may_overtake(tokens, whole_s=whole, left_s=left, overtaken_s=spent):
             self._passes.append(self._runner.begin(chunks, poll, between=True))
 
     def _prompts_and_answers(self, prompts: list[Chunk], poll: Callable[[], None] | None) -> list[Computed]:
