@@ -49,7 +49,7 @@ def test_passes_and_steps_are_what_a_launch_line_says(prompts, late, make_case, 
     case = make_case(next(v for v in VARIANTS if v.name == "glm_norm_bias"), "trunk")
     config = config_of(LINE.format(prompts=prompts, late=late))
     info = inspect(Checkpoint.open(case.path)).experts
-    plan = place_experts(config, info, 2 * info.layers, all_bytes=1 << 20, gpu_bytes=1 << 24)
+    plan = place_experts(config, info, 2 * info.layers, all_bytes=1 << 20, left_bytes=1 << 24)
     model = load_hybrid(monkeypatch, case.path, device, build_fake_driver(tmp_path), plan, expert_activations="trunk")
     kv = KVPlan(num_blocks=64, block_size=16, dtype="float32", max_model_len=128, notes={})
     loaded = LoadedModel(model, model.layout, kv, (), usage=model.expert_usage)
