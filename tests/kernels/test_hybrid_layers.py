@@ -63,6 +63,10 @@ def test_results_are_those_of_the_cpu(driver, pool, monkeypatch, num_gpu, stream
                 strategy.submit(xs[i], topks[i], ctx)
                 strategy.finish(xs[i], topks[i], ctx)
                 assert ((ctx.out - expected[i]).abs() <= bounds[i]).all()
+    for i, slots in enumerate(hybrid.traffic().slots):
+        routed = 2 * sum(int(topks[i].ids.numel()) for _, topks, _, _ in cases)
+        on_gpu = 2 * sum(int((topks[i].ids < num_gpu).sum()) for _, topks, _, _ in cases)
+        assert slots == ((1, 1) if num_gpu == EXPERTS else (routed, on_gpu)), i
 
 
 def test_experts_leave_ram_while_their_layer_is_loaded(driver, pool, monkeypatch):

@@ -58,6 +58,11 @@ class HybridLayer:
     decode: HybridDecode | None
     prefill: StreamedPrefill | None
 
+    @property
+    def slots(self) -> tuple[int, int]:
+        """As `HybridDecode.slots`; where nothing is handed over nothing is counted, and one of one stands for all."""
+        return (1, 1) if self.decode is None else self.decode.slots
+
 
 class Hybrid:
     """What the layers share, and the layers made so far.
@@ -160,8 +165,7 @@ class Hybrid:
     def traffic(self) -> HybridTraffic:
         """Of all layers together; cheap, but not for every step."""
         streamed = (0, 0.0) if self._pass is None else self._pass.stream.traffic()
-        slots = tuple(layer.decode.slots for layer in self._layers if layer.decode is not None)
-        return HybridTraffic(slots, *streamed)
+        return HybridTraffic(tuple(layer.slots for layer in self._layers), *streamed)
 
     def wake(self) -> None:
         """Before a step: a worker that has slept finds what is handed to it up to 2 ms late."""
