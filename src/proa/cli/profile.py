@@ -72,6 +72,10 @@ def profile(
             stats.save(output)
         except OSError as error:
             raise ConfigError("--output", "a file that can be written", error) from error
+    _show(stats, json_output=json_output)
+
+
+def _show(stats: ExpertStats, *, json_output: bool) -> None:
     rows = [[_share(layer, share) for share in SHARES] for layer in stats.counts]
     total = [_share(stats.counts.reshape(-1), share) for share in SHARES]
     if json_output:
