@@ -140,7 +140,9 @@ def test_rows_do_not_depend_on_batch_order_or_threads(
     np.testing.assert_array_equal(forward(experts.load(crowd), batch), out)
 
 
-@pytest.mark.parametrize("nodes", [[0, 1], [0, 0, 1], [2, 0, 1, 1, 1], [0, 1, 2, 3, 4, 5, 5]], ids=str)
+@pytest.mark.parametrize(
+    "nodes", [[0, 1], [0, 0, 1], [2, 0, 1, 1, 1], [0, 1, 2, 3, 4, 5, 5], [0] * 15, [0] * 15 + [1] * 8], ids=str
+)
 def test_numa_nodes_change_no_bits(pool: _C.ThreadPool, experts: Experts, nodes: list[int]) -> None:
     batch = Batch.make(MAX_TOKENS, 1)
     sharded = _C.ThreadPool([_C.cpu_info()["cpus"][0]["cpu"]] * len(nodes), nodes)

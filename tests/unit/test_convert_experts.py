@@ -213,6 +213,18 @@ def test_other_options_and_other_sources_are_refused(model, whole, tmp_path):
     assert {n: b for n, b in contents(whole).items() if n != "proa_experts.json"} == contents(output)
 
 
+@pytest.mark.parametrize("origin", [None, '{"layout": "proa-experts-2"}', "none"])
+def test_files_of_a_newer_proa_or_of_others_are_left_alone(model, tmp_path, origin):
+    """An unfinished conversion: its files have no manifest beside them."""
+    path = tmp_path / "out" / "experts-layer-00001.safetensors"
+    path.parent.mkdir()
+    save_file({"x": torch.zeros(4)}, path, None if origin is None else {"origin": origin})
+    before = contents(path.parent)
+    with pytest.raises(ConfigError, match=r"experts-layer-00001.*expected experts converted by this proa, got others"):
+        Conversion(model, "AMXINT4", path.parent).run()
+    assert contents(path.parent) == before
+
+
 def test_a_directory_with_something_else_is_refused(model, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     for directory in (tmp_path, model):

@@ -207,18 +207,19 @@ class Conversion:
                 (self.output / name).unlink()
 
     def _check_origin(self, path: Path, found: str) -> None:
-        """ConfigError when `path` was converted from or to something else."""
+        """ConfigError when `path` was converted from or to something else, by another proa or by somebody else."""
         if found == self.origin.to_json():
             return
+        fix = "give the options of the conversion begun there, or another -o"
         try:
             other = msgspec.json.decode(found.encode(), type=Origin)
         except msgspec.MsgspecError:
-            raise CheckpointError(str(path), "experts converted by proa", "others", "name another directory") from None
+            raise ConfigError(str(path), "experts converted by this proa", "others", fix) from None
         fields = [field for field in Origin.__struct_fields__ if getattr(other, field) != getattr(self.origin, field)]
         expected, got = (
             ", ".join(f"{field} {getattr(item, field)!r}" for field in fields) for item in (self.origin, other)
         )
-        raise ConfigError(str(path), expected, got, "give the options of the conversion begun there, or another -o")
+        raise ConfigError(str(path), expected, got, fix)
 
     def _kept_layers(self) -> dict[int, Shard]:
         """The layers that are there, their checksums compared; damaged files are removed."""
