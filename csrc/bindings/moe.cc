@@ -301,7 +301,10 @@ void init_moe(nb::module_& m) {
                              "One forward at a time in all of its layers.")
       .def(nb::new_(&make_workspace), "pool"_a, "max_tokens"_a = 512)
       .def_prop_ro("max_tokens", [](const BoundWorkspace& w) { return w.workspace.max_tokens(); })
-      .def_prop_ro("nbytes", [](const BoundWorkspace& w) { return w.workspace.bytes(); });
+      .def_prop_ro("nbytes", [](const BoundWorkspace& w) { return w.workspace.bytes(); })
+      .def(
+          "touch", [](BoundWorkspace& w) { w.workspace.touch(); }, nb::call_guard<nb::gil_scoped_release>(),
+          "Has the system give its memory now, on machines with one NUMA node.");
   nb::class_<base::Prefault>(m, "Prefault", "Memory on its way from the system.")
       .def("wait", &base::Prefault::wait, nb::call_guard<nb::gil_scoped_release>());
   nb::class_<BoundExpertLayer>(m, "ExpertLayer",

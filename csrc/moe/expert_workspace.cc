@@ -1,5 +1,6 @@
 #include "moe/expert_workspace.h"
 
+#include <cstring>
 #include <utility>
 
 namespace proa::moe {
@@ -30,6 +31,11 @@ void ExpertWorkspace::reserve(const ScratchSize& size) {
     max_pairs_ = size.max_pairs;
   }
   for (GateUpPlan& plan : plans_) plan.reserve(size.num_experts);
+}
+
+void ExpertWorkspace::touch() noexcept {
+  const std::lock_guard lock(busy_);
+  if (pool_.num_nodes() == 1 && !block_.empty()) std::memset(block_.data(), 0, block_.size());
 }
 
 ExpertWorkspace::Lease::Lease(ExpertWorkspace& workspace, const ScratchSize& size) noexcept

@@ -53,6 +53,10 @@ class ExpertWorkspace {
   // Makes room for batches of `size`; waits for a forward that runs. Throws std::bad_alloc.
   void reserve(const ScratchSize& size);
 
+  // Has the system give all of it now, so that no batch finds none. Where there are several NUMA nodes pages
+  // are left to those who compute with them. Waits for a forward that runs.
+  void touch() noexcept;
+
   // The workspace of one forward: others wait until it is destroyed. `size` must have been reserved.
   class Lease {
    public:
@@ -78,7 +82,7 @@ class ExpertWorkspace {
 
   runtime::ThreadPool& pool() const noexcept { return pool_; }
   int64_t max_tokens() const noexcept { return max_tokens_; }
-  // Address space; pages become resident when a batch first reaches them.
+  // Address space; resident after touch(), else page by page as batches reach them.
   int64_t bytes() const noexcept;
 
  private:

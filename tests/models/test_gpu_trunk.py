@@ -133,7 +133,7 @@ def test_long_chunks_of_a_latent_cache_are_expanded(variant, make_case, runtime,
     chunks = []
     expanded = ExpandedChunk.expanded
     monkeypatch.setattr(ExpandedChunk, "expanded", lambda *a: chunks.append(a[0]) or expanded(*a))
-    monkeypatch.setattr("proa.attention.expanded.EXPANDED_BYTES", 150_000)  # heads in several groups
+    monkeypatch.setattr("proa.attention.expanded._EXPANDED_BYTES", 150_000)  # heads in several groups
     case = make_case(variant, "trunk")
     device = GpuDevice(runtime, torch.device("cpu"), reference, few_tokens=512)
     checkpoint = Checkpoint.open(case.path)

@@ -99,12 +99,12 @@ def test_what_does_not_fit_says_why_and_how():
     assert not plan.fits and "GiB available" in plan.refusal
     assert texts(KIMI, machine, config) == [
         "--concurrency 1",
-        "--context 28672",
+        "--context 27648",
         "--device cpu, and everything is in RAM then",
     ]
     # Neither asks for more than it has to.
     assert plan_memory(KIMI, machine, Wanted(65536, 1)).fits and not plan_memory(KIMI, machine, Wanted(65536, 2)).fits
-    assert plan_memory(KIMI, machine, Wanted(28672, 4)).fits and not plan_memory(KIMI, machine, Wanted(29696, 4)).fits
+    assert plan_memory(KIMI, machine, Wanted(27648, 4)).fits and not plan_memory(KIMI, machine, Wanted(28672, 4)).fits
 
 
 def test_smaller_experts_are_tried_from_the_best_format_on():

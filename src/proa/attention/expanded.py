@@ -14,10 +14,10 @@ from proa.attention.batch import ForwardBatch, Span
 from proa.device.backend import HeadsWeight
 from proa.kvcache.pool import KVPool
 
-__all__ = ["EXPANDED_BYTES", "ExpandedChunk"]
+__all__ = ["ExpandedChunk", "expanded_bytes"]
 
-# As many heads at a time as keep what is expanded below this.
-EXPANDED_BYTES = 1 << 30
+# As many heads at a time as keep what is expanded, and their queries in bf16, below this.
+_EXPANDED_BYTES = 1 << 30
 # Kernels address keys through a table of blocks; expanded ones are one block, of a size that no context reaches.
 _ONE_BLOCK = 1 << 30
 
@@ -51,13 +51,31 @@ class ExpandedChunk:
         latents = cache[self._slots, 0]
         to_keys, to_values = w_uk.values(), w_uv.values()
         num_heads, rank, nope_dim = to_keys.shape
-        rope = latents[:, rank:]
-        head_bytes = 2 * context * (key_dim + nope_dim + to_values.shape[1])
-        together = max(1, min(num_heads, EXPANDED_BYTES // head_bytes))
+        value_dim = to_values.shape[1]
+        together = _together(self._span.count, context, num_heads, key_dim, value_dim)
+        keys = latents.new_empty(together, context, key_dim)
+        values = latents.new_empty(together, context, value_dim)
         for first in range(0, num_heads, together):
             heads = slice(first, min(first + together, num_heads))
-            keys = latents.new_empty(heads.stop - first, context, key_dim)
-            keys[:, :, :nope_dim] = torch.matmul(latents[:, :rank], to_keys[heads])
-            keys[:, :, nope_dim:] = rope
-            values = torch.matmul(latents[:, :rank], to_values[heads].mT)
-            yield heads, keys.transpose(0, 1), values.transpose(0, 1)
+            count = heads.stop - first
+            low = latents[:, :rank].expand(count, -1, -1)
+            # Straight into their place: a product of its own would be as large again.
+            torch.bmm(low, to_keys[heads], out=keys[:count, :, :nope_dim])
+            keys[:count, :, nope_dim:] = latents[:, rank:]
+            torch.bmm(low, to_values[heads].mT, out=values[:count])
+            yield heads, keys[:count].transpose(0, 1), values[:count].transpose(0, 1)
+
+
+def expanded_bytes(tokens: int, context: int, num_heads: int, latent_dim: int, key_dim: int, value_dim: int) -> int:
+    """At most what a chunk of `tokens` takes while a layer attends, in a context of up to `context` tokens."""
+    head = _head_bytes(tokens, context, key_dim, value_dim)
+    # The latents of the context and where they are, keys and values, queries.
+    return context * (2 * latent_dim + 8) + min(num_heads * head, max(head, _EXPANDED_BYTES))
+
+
+def _together(tokens: int, context: int, num_heads: int, key_dim: int, value_dim: int) -> int:
+    return max(1, min(num_heads, _EXPANDED_BYTES // _head_bytes(tokens, context, key_dim, value_dim)))
+
+
+def _head_bytes(tokens: int, context: int, key_dim: int, value_dim: int) -> int:
+    return 2 * (context * (key_dim + value_dim) + tokens * key_dim)

@@ -41,7 +41,8 @@ class LoadedModel:
     `capture`: records steps of the model over a pool; None where that is not possible or not wanted.
     load_vocabulary: for grammars; None: constrained requests are refused.
     usage: of the routed experts; None: nothing is counted. read_gb_s: measured bandwidth of the RAM; 0: not measured.
-    config: with what was solved for it; None: as it was given.
+    config: with what was solved for it; None: as it was given. running_bytes: that torch takes of a GPU while a step
+    runs.
     """
 
     model: ForwardModel
@@ -55,6 +56,7 @@ class LoadedModel:
     usage: ExpertUsage | None = None
     read_gb_s: float = 0.0
     config: EngineConfig | None = None
+    running_bytes: int = 0
 
 
 Loader = Callable[[EngineConfig, Report], LoadedModel]
@@ -81,6 +83,7 @@ def build_engine(config: EngineConfig, loaded: LoadedModel, *, clock: Callable[[
         max_running=config.requests,
         max_blocks=max_blocks,
         graphs=None if loaded.capture is None else loaded.capture(pool, max_blocks),
+        running_bytes=loaded.running_bytes,
     )
     if loaded.usage is not None:
         loaded.usage.reset()

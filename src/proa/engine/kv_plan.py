@@ -76,9 +76,13 @@ def plan_kv(
     if config.max_total_tokens is not None:
         num_blocks = config.max_total_tokens // block
         if num_blocks < 1 or num_blocks * block * token_bytes > room:
-            limit = max(0, room) // token_bytes
+            limit, tokens = max(0, room) // token_bytes, config.max_total_tokens
+            if limit < block <= tokens:
+                raise MemoryShortageError(
+                    memory, f"room for the weights and {tokens} tokens of KV cache", numbers, "free memory"
+                )
             expected = f"{block} to {limit} tokens ({numbers})"
-            raise MemoryShortageError("max_total_tokens", expected, config.max_total_tokens, "lower it or free memory")
+            raise MemoryShortageError("max_total_tokens", expected, tokens, "lower it or free memory")
     else:
         useful = config.requests * -(-context // block)
         num_blocks = min(useful, int(room * fraction) // (token_bytes * block))

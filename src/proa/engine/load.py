@@ -135,7 +135,7 @@ def _load_on_gpu(
         notes["cuda_graphs"] = "none: attention or experts are waited for between kernels"
     return LoadedModel(
         model, info.layout, plan, info.eos_token_ids, notes, gpu.torch_device, capture, usage=model.expert_usage,
-        config=config,
+        config=config, running_bytes=solved.running_bytes,
     )  # fmt: skip
 
 

@@ -81,7 +81,9 @@ class Runner:
         max_running: int,
         max_blocks: int,
         graphs: StepGraphs | None = None,
+        running_bytes: int = 0,
     ) -> None:
+        """`running_bytes`: that torch takes of a GPU while a step runs."""
         self._model = model
         self._graphs = graphs
         self._pool = pool
@@ -89,6 +91,8 @@ class Runner:
         self._indices, self._pass_indices = (_IndexBuffer(size, pool.device) for _ in range(2))
         short = 4 * min(MAX_SHORT_TOKENS, max_tokens) + max_running + max_running * max_blocks
         self._short_indices = _IndexBuffer(short, pool.device)
+        self._running_bytes = running_bytes
+        self._take_memory()
 
     @property
     def expert_traffic(self) -> ExpertTraffic:
@@ -135,6 +139,15 @@ class Runner:
         self._model.recover()
         if device.type == "cuda":
             torch.cuda.empty_cache()
+            self._take_memory()
+
+    def _take_memory(self) -> None:
+        """Has torch's allocator hold what a step takes, in one piece, before a prompt needs it."""
+        device = self._pool.device
+        if device.type == "cuda":
+            some = torch.ones(32, 32, dtype=torch.bfloat16, device=device)
+            torch.mm(some, some)  # cuBLAS takes its workspace, which stays
+            torch.empty(self._running_bytes, dtype=torch.uint8, device=device)
 
     def _drawables(self, chunks: Sequence[Chunk], logits: torch.Tensor, faults: int) -> Sequence[Drawable]:
         """`faults`: of the experts before these chunks."""

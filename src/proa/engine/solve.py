@@ -15,7 +15,7 @@ from proa.engine.config import CPU_PASS_TOKENS, EngineConfig
 from proa.engine.expert_placement import with_experts
 from proa.engine.gpu_plan import buffer_share, fit_experts, loading_bytes, plan_gpu, vram_rows, with_ram
 from proa.engine.kv_plan import RESERVE_BYTES, KVPlan, cache_dtype, plan_kv
-from proa.engine.working_memory import CPU_PROCESS_BYTES, host_rows
+from proa.engine.working_memory import CPU_PROCESS_BYTES, host_rows, running_bytes
 from proa.kvcache.pool import kv_bytes_per_token
 from proa.models import ExpertPlan, GpuBytes, ModelInfo, ModelNeeds
 
@@ -36,6 +36,7 @@ FAIR_TOKENS = 4096
 class EnginePlan:
     """`config`: with the sequences and the prompt tokens of a forward that were solved, and without streaming where
     there is no room for it. `placed`: None with everything on the CPU. `ram`, `vram`: bytes by what takes them.
+    running_bytes: what torch takes of the GPU while a step runs, beside its libraries.
     """
 
     config: EngineConfig
@@ -44,6 +45,7 @@ class EnginePlan:
     ram: dict[str, int]
     vram: dict[str, int] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
+    running_bytes: int = 0
 
 
 class NoRoomError(MemoryShortageError):
@@ -196,7 +198,7 @@ def _with_pass(config: EngineConfig, gpu: Gpu, needs: ModelNeeds, trunk: GpuByte
     vram = vram_rows(config, info, needed, placed, cache_tokens=kv.num_tokens, expert_bytes=expert_bytes)
     notes |= {"gpu_memory": table_of(vram, gpu.free_bytes), "memory": table_of(ram, ram_bytes)}
     notes["prompts"] = f"up to {config.pass_tokens} tokens in a pass; {_how_prompts_run(placed)}"
-    return EnginePlan(config, kv, placed, ram, vram, kv.notes | notes)
+    return EnginePlan(config, kv, placed, ram, vram, kv.notes | notes, running_bytes(config, info, needed))
 
 
 def _how_prompts_run(placed: ExpertPlan) -> str:

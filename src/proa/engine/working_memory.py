@@ -8,15 +8,17 @@ from __future__ import annotations
 from proa.engine.config import EngineConfig
 from proa.models import ExpertInfo, ExpertPlan, GpuBytes, ModelInfo
 from proa.moe.cpu_experts import expert_scratch_bytes
-from proa.moe.hybrid_layers import MAX_FEW_TOKENS, PASS_ROWS
+from proa.moe.hybrid_layers import MAX_FEW_TOKENS, PASS_ROWS, max_cpu_tokens
 
-__all__ = ["CPU_PROCESS_BYTES", "captured_graphs", "gpu_rows", "host_rows"]
+__all__ = ["CPU_PROCESS_BYTES", "captured_graphs", "gpu_rows", "host_rows", "running_bytes"]
 
 _MIB = 2**20
 # Logits are there twice, and once more while they are sampled from, sorted with their indices of 8 bytes.
 _BYTES_PER_LOGIT = 4 + 4 + 12
-# Workspace of cuBLAS, and kernels as they are loaded.
-_LIBRARY_BYTES = 96 * _MIB
+# Kernels as they are loaded, of proa, Triton and torch's libraries: what the driver takes beside torch.
+_KERNEL_BYTES = 256 * _MIB
+# Workspace of cuBLAS, one of the stream that forwards run on.
+_CUBLAS_BYTES = 32 * _MIB
 # Of a captured decode step beside its logits.
 _GRAPH_BYTES = 4 * _MIB
 # Interpreter, torch and all else: without and with CUDA and compiled Triton kernels.
@@ -33,12 +35,17 @@ def gpu_rows(config: EngineConfig, model: ModelInfo, needed: GpuBytes) -> dict[s
     """Bytes of GPU memory by what takes them, in the order in which it is taken; `needed` without its weights."""
     graphs = captured_graphs(config)
     logits = 2 * 4 * model.vocab_size * graphs  # of the largest, and where all leave theirs
-    sampling = config.requests * model.vocab_size * _BYTES_PER_LOGIT
     return {
         "workspace": needed.scratch,
+        "kernels": _KERNEL_BYTES,
         "CUDA graphs": graphs * _GRAPH_BYTES + logits,
-        "running steps": needed.expanded + sampling + _LIBRARY_BYTES,
+        "running steps": running_bytes(config, model, needed) + _CUBLAS_BYTES,
     }
+
+
+def running_bytes(config: EngineConfig, model: ModelInfo, needed: GpuBytes) -> int:
+    """At most what torch takes at a time while a step runs: in its layers, or where tokens are drawn."""
+    return max(needed.transient, config.requests * model.vocab_size * _BYTES_PER_LOGIT)
 
 
 def host_rows(config: EngineConfig, info: ExpertInfo, placed: ExpertPlan, max_tokens: int) -> dict[str, int]:
@@ -46,13 +53,18 @@ def host_rows(config: EngineConfig, info: ExpertInfo, placed: ExpertPlan, max_to
     if not placed.uses_cpu:
         return {"process": _GPU_PROCESS_BYTES}
     # Hidden states to the CPU and results from it, as the strategies of `proa.moe` have them.
-    rows = computed = max_tokens
+    buffers = [max_tokens]
     if placed.stream_from is not None:
-        few, many = min(max(MAX_FEW_TOKENS, placed.stream_from - 1), max_tokens), min(PASS_ROWS, max_tokens)
-        rows, computed = few + many, max(few, many)
+        buffers = [min(max(MAX_FEW_TOKENS, placed.stream_from - 1), max_tokens), min(PASS_ROWS, max_tokens)]
     elif not placed.on_gpu.any():
-        rows += min(MAX_FEW_TOKENS, max_tokens)
-    exchange = rows * (2 * 4 * info.hidden + 2 * 4 * info.top_k)
-    # Of the scratch of the CPU's experts only what they compute with becomes resident.
-    scratch = expert_scratch_bytes(computed, info.hidden, ((info.intermediate, info.top_k),), config.num_threads)
+        buffers.append(min(MAX_FEW_TOKENS, max_tokens))
+    exchange = sum(2 * (_pinned(rows * 4 * info.hidden) + _pinned(rows * 4 * info.top_k)) for rows in buffers)
+    scratch = expert_scratch_bytes(
+        max_cpu_tokens(placed, max_tokens), info.hidden, ((info.intermediate, info.top_k),), config.num_threads
+    )
     return {"pinned buffers": exchange, "workspace": scratch, "process": _GPU_PROCESS_BYTES}
+
+
+def _pinned(nbytes: int) -> int:
+    """torch takes pinned memory in powers of two."""
+    return 1 << max(0, nbytes - 1).bit_length()

@@ -55,13 +55,32 @@ class Workspace:
     Layers of one kind ask for the same names and so share the memory. `experts` is the scratch of every expert layer
     on the CPU, grown by each while it is loaded to what it needs.
 
-    `expert_plan`: for routed experts under a trunk on a GPU; None: all are in RAM and run there.
+    `expert_plan`: for routed experts under a trunk on a GPU; None: all are in RAM and run there. `cpu_tokens`: most
+    tokens whose experts the CPU computes at a time, None: `max_tokens`.
     """
 
-    __slots__ = ("_buffers", "_experts", "_host_buffers", "_last", "_shared", "device", "expert_plan", "max_tokens")
+    __slots__ = (
+        "_buffers",
+        "_cpu_tokens",
+        "_experts",
+        "_host_buffers",
+        "_last",
+        "_shared",
+        "device",
+        "expert_plan",
+        "max_tokens",
+    )
 
-    def __init__(self, device: Device, max_tokens: int, expert_plan: ExpertPlan | None = None) -> None:
+    def __init__(
+        self,
+        device: Device,
+        max_tokens: int,
+        expert_plan: ExpertPlan | None = None,
+        *,
+        cpu_tokens: int | None = None,
+    ) -> None:
         self.device = device
+        self._cpu_tokens = cpu_tokens or max_tokens
         self.expert_plan = expert_plan
         self._experts: ExpertWorkspace | None = None
         self.max_tokens = max_tokens
@@ -74,7 +93,7 @@ class Workspace:
     def experts(self) -> ExpertWorkspace:
         """Scratch of expert layers on the CPU."""
         if self._experts is None:
-            self._experts = ExpertWorkspace(self.device.runtime.pool, self.max_tokens)
+            self._experts = ExpertWorkspace(self.device.runtime.pool, self._cpu_tokens)
         return self._experts
 
     def shared(self, name: str, create: Callable[[], T]) -> T:
@@ -97,6 +116,8 @@ class Workspace:
         for call in self._last:
             call()
         self._last.clear()
+        if self._experts is not None:
+            self._experts.touch()
 
     def rows(
         self,

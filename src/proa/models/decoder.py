@@ -9,27 +9,27 @@ import torch
 
 from proa.attention.backend import AttentionBackend, create_attention
 from proa.attention.batch import ForwardBatch, StillWanted
-from proa.attention.expanded import EXPANDED_BYTES
+from proa.attention.expanded import expanded_bytes
 from proa.kvcache.layout import KVLayout
 from proa.kvcache.pool import KVPool
 from proa.layers.embedding import Embedding, load_output_head
 from proa.layers.gpu_check import check_gpu_trunk
 from proa.layers.linear import Linear
-from proa.layers.mla import MlaSpec
-from proa.layers.mlp import mlp_rows
+from proa.layers.mla import ATTEND_TOKENS, MlaSpec
+from proa.layers.mlp import MLP_TOKENS, mlp_rows
 from proa.layers.norm import RMSNorm
 from proa.layers.parameters import ParameterReader
 from proa.layers.rotary import RotaryEmbedding
 from proa.layers.workspace import ExpertPlan, Workspace, measuring_workspace
 from proa.models.decoder_layer import DecoderLayer, DecoderSpec, Lane, Rows
 from proa.moe.cpu_experts import expert_scratch_bytes
-from proa.moe.hybrid_layers import hybrid_of
+from proa.moe.hybrid_layers import hybrid_of, max_cpu_tokens
 from proa.moe.stats import RoutingCounts
 from proa.moe.strategies import create_usage
 from proa.moe.traffic import ExpertTraffic, HybridTraffic
 from proa.moe.usage import ExpertUsage
 
-__all__ = ["Decoder", "cpu_scratch_bytes", "gpu_expanded_bytes", "gpu_scratch_bytes"]
+__all__ = ["Decoder", "cpu_scratch_bytes", "gpu_scratch_bytes", "gpu_transient_bytes"]
 
 MAX_CACHED_ROWS = 64
 # Rows that are copied at a time when others leave a pass.
@@ -44,13 +44,28 @@ def gpu_scratch_bytes(spec: DecoderSpec, max_tokens: int) -> int:
     return workspace.device_bytes
 
 
-def gpu_expanded_bytes(spec: DecoderSpec, max_positions: int) -> int:
-    """What expanding a latent cache of so many positions takes in GPU memory while a long prompt is computed."""
-    attention = spec.attention
-    if not isinstance(attention, MlaSpec):
-        return 0
-    columns = 2 * attention.nope_dim + attention.rope_dim + attention.value_dim
-    return min(EXPANDED_BYTES, 2 * max_positions * attention.num_heads * columns)
+def gpu_transient_bytes(spec: DecoderSpec, max_tokens: int, max_positions: int) -> int:
+    """At most what torch operations of a forward take at a time: operands rounded to bf16, expanded keys and values.
+
+    `max_positions`: of a sequence.
+    """
+    attention, hidden = spec.attention, spec.hidden
+    some = min(max_tokens, max(MLP_TOKENS, NARROW_TOKENS, ATTEND_TOKENS))
+    heads = attention.num_heads
+    sizes = [2 * max_tokens * hidden, 2 * some * max(spec.dense_intermediate, spec.moe.shared_intermediate)]
+    sizes.append(4 * some * hidden)  # rows that stay when others leave a pass
+    if isinstance(attention, MlaSpec):
+        rank, key_dim, value_dim = attention.kv_lora_rank, attention.nope_dim + attention.rope_dim, attention.value_dim
+        sizes += [
+            2 * max_tokens * heads * value_dim,
+            expanded_bytes(max_tokens, max_positions, heads, attention.latent_dim, key_dim, value_dim),
+            # In absorbed form: queries; one factor of heads and their product in float32.
+            2 * some * heads * attention.latent_dim,
+            some * heads * max(2 * attention.nope_dim + 4 * rank, 2 * rank + 4 * value_dim),
+        ]
+    else:
+        sizes.append(2 * max_tokens * heads * attention.head_dim)
+    return max(sizes)
 
 
 def cpu_scratch_bytes(spec: DecoderSpec, max_tokens: int, num_threads: int | None = None) -> int:
@@ -119,7 +134,8 @@ class Decoder:
         `attention`: the name of an attention backend for the device. `expert_plan`: see `Workspace`. Raises
         KernelFaultError when a kernel of the GPU fails its self-test.
         """
-        workspace = Workspace(reader.device, max_tokens, expert_plan)
+        cpu_tokens = None if expert_plan is None else max_cpu_tokens(expert_plan, max_tokens)
+        workspace = Workspace(reader.device, max_tokens, expert_plan, cpu_tokens=cpu_tokens)
         rotary = RotaryEmbedding(reader.device, spec.attention.rotary, max_positions)
         embedding = Embedding.load(reader, "model.embed_tokens", vocab_size=spec.vocab_size, hidden=spec.hidden)
         counts = RoutingCounts(len(spec.moe_layers), spec.moe.router.num_experts, reader.device.torch_device)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from proa.kvcache.layout import KVLayout
 from proa.models.config import ModelConfig
-from proa.models.decoder import cpu_scratch_bytes, gpu_expanded_bytes, gpu_scratch_bytes
+from proa.models.decoder import cpu_scratch_bytes, gpu_scratch_bytes, gpu_transient_bytes
 from proa.models.decoder_layer import DecoderSpec
 from proa.models.registry import checkpoint_config, decoder_spec
 from proa.weights.checkpoint import Checkpoint
@@ -57,11 +57,11 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class GpuBytes:
-    """`weights`: trunk, embedding included. `scratch`: of forwards, from loading on; `expanded`: while one runs."""
+    """`weights`: trunk, embedding included. `scratch`: of forwards, from loading on; `transient`: while one runs."""
 
     weights: int
     scratch: int
-    expanded: int = 0
+    transient: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,8 @@ class ModelNeeds:
     def gpu_trunk(self, max_tokens: int, context: int | None = None) -> GpuBytes:
         """With forwards of up to `max_tokens` and sequences of up to `context`, None: as long as the model has."""
         positions = min(context or self.info.max_position_embeddings, self.info.max_position_embeddings)
-        scratch, expanded = gpu_scratch_bytes(self.spec, max_tokens), gpu_expanded_bytes(self.spec, positions)
-        return GpuBytes(self.gpu_trunk_bytes, scratch, expanded)
+        transient = gpu_transient_bytes(self.spec, max_tokens, positions)
+        return GpuBytes(self.gpu_trunk_bytes, gpu_scratch_bytes(self.spec, max_tokens), transient)
 
     def cpu_scratch(self, max_tokens: int, num_threads: int | None = None) -> int:
         """At most what forwards of up to `max_tokens` take on the CPU alone.

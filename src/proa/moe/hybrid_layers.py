@@ -30,7 +30,7 @@ from proa.moe.traffic import HybridTraffic
 from proa.native import _C
 from proa.native.ops import ExpertLayer
 
-__all__ = ["HYBRID", "MAX_FEW_TOKENS", "PINNING_FIX", "Hybrid", "HybridLayer", "hybrid_of"]
+__all__ = ["HYBRID", "MAX_FEW_TOKENS", "PINNING_FIX", "Hybrid", "HybridLayer", "hybrid_of", "max_cpu_tokens"]
 
 _log = logging.getLogger("proa.moe")
 
@@ -306,6 +306,15 @@ class Hybrid:
             return [LayerPlan((), tuple(np.flatnonzero(~here).tolist())) for here in on_gpu]
         streams = [*self._streams[:-1], self._streams[-1] and not self.last_has_few]
         return self._planner.plans(tokens, on_gpu, streams)
+
+
+def max_cpu_tokens(plan: ExpertPlan, max_tokens: int) -> int:
+    """Most tokens whose experts the CPU computes at a time, in forwards of up to `max_tokens`."""
+    if not plan.uses_cpu:
+        return 1  # none, but layers that hold no experts have a scratch of some size
+    if plan.stream_from is None:
+        return max_tokens
+    return min(max(MAX_FEW_TOKENS, plan.stream_from - 1, PASS_ROWS), max_tokens)
 
 
 def hybrid_of(workspace: Workspace) -> Hybrid | None:

@@ -59,12 +59,15 @@ def compare_memory(sizes: ModelSizes, plan: MemoryPlan, trial: Trial) -> list[Co
     found, marks = [], trial.marks
     if plan.uses_gpu:
         rows, gpu = plan.vram, {name: mark.gpu for name, mark in marks.items()}
-        loaded = ("trunk", "routed experts", "streaming buffers", "workspace")
+        loaded, built = (
+            ("trunk", "routed experts", "streaming buffers", "workspace", "kernels"),
+            ("CUDA graphs", "running steps"),
+        )
         found += [
             Comparison("GPU", " + ".join(loaded), sum(rows[name] for name in loaded), gpu["loaded"] - gpu["start"]),
             Comparison("GPU", "KV cache", rows["KV cache"], gpu["cache"] - gpu["loaded"]),
-            Comparison("GPU", "CUDA graphs", rows["CUDA graphs"], gpu["built"] - gpu["cache"]),
-            Comparison("GPU", "running steps", rows["running steps"], gpu["end"] - gpu["built"]),
+            Comparison("GPU", " + ".join(built), sum(rows[name] for name in built), gpu["built"] - gpu["cache"]),
+            Comparison("GPU", "taken while running", 0, gpu["end"] - gpu["built"]),
             Comparison("GPU", "total", sum(rows.values()) - rows["reserve"], gpu["end"] - gpu["start"]),
         ]
     rows, ram = plan.ram, {name: mark.ram for name, mark in marks.items()}
