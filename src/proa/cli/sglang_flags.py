@@ -38,6 +38,7 @@ class ForeignFlag:
 
 _ONE_GPU = "one GPU is used"
 _FORMAT = "the weight format is read from the checkpoint, tensor by tensor"
+_NOT_SPECULATIVE = "proa has no speculative decoding; answers are the same without it"
 _ONE_MACHINE = "proa is one process on one machine; nothing is split"
 
 FOREIGN: tuple[ForeignFlag, ...] = (
@@ -53,7 +54,11 @@ FOREIGN: tuple[ForeignFlag, ...] = (
     ForeignFlag(("--enable-lora",), 0, "proa has no LoRA", refused=True),
     ForeignFlag(("--lora-paths",), "+", "proa has no LoRA", refused=True),
     ForeignFlag(("--json-model-override-args",), 1, "config.json is used as it is", refused=True),
-    ForeignFlag(("--speculative-algorithm",), 1, "proa has no speculative decoding; answers are the same without it"),
+    ForeignFlag(("--speculative-algorithm",), 1, _NOT_SPECULATIVE),
+    ForeignFlag(("--speculative-draft-model-path",), 1, _NOT_SPECULATIVE),
+    ForeignFlag(("--speculative-num-steps",), 1, _NOT_SPECULATIVE),
+    ForeignFlag(("--speculative-eagle-topk",), 1, _NOT_SPECULATIVE),
+    ForeignFlag(("--speculative-num-draft-tokens",), 1, _NOT_SPECULATIVE),
     ForeignFlag(("--trust-remote-code",), 0, "proa never runs code from a model directory, and needs none"),
     ForeignFlag(("--sleep-on-idle",), 0, "an idle engine always sleeps"),
     ForeignFlag(("--enable-metrics",), 0, "/metrics is always on"),
