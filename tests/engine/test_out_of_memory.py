@@ -56,6 +56,18 @@ def test_a_batch_too_large_is_computed_in_parts_and_nobody_ends() -> None:
         assert harness.results[f"r{i}"].tokens == greedy(prompt(i, 12), 6)
 
 
+def test_every_part_of_a_step_counts() -> None:
+    """What was computed in parts is not computed once more."""
+    harness = fake_engine(chunked_prefill_size=200)
+    for i in range(6):
+        harness.submit(f"r{i}", prompt(i, 12), max_tokens=10)
+    harness.step()
+    harness.model.max_sequences = 2
+    made = [len(harness.results[f"r{i}"].tokens) for i in range(6)]
+    harness.step()
+    assert [len(harness.results[f"r{i}"].tokens) for i in range(6)] == [count + 1 for count in made]
+
+
 def test_the_longest_is_left_for_last() -> None:
     """Of two halves the first has the short steps: what is common to all finds memory before a long prompt asks."""
     harness = fake_engine(chunked_prefill_size=200)
