@@ -196,7 +196,8 @@ def test_experts_that_move_take_slots_on_both_sides() -> None:
     plan_gpu(settings, gpu, model, needed, placed)  # fits
     assert placed.on_gpu.sum() == placed.moves == 10 and placed.ram_slots == 8  # of 20 that fit
     in_ram = 16 * EXPERT_BYTES - int(placed.on_gpu.sum()) * GIB
-    in_ram += int(placed.on_gpu.sum(axis=1).max()) * GIB  # of the layer that is being loaded
+    in_ram += int(placed.on_gpu.sum(axis=1).max()) * GIB  # on their way to the GPU
+    in_ram += GIB // 2  # read ahead
     stay = with_ram(placed, 16 * EXPERT_BYTES, in_ram + 1 * GIB)
     notes = [plan_gpu(settings, gpu, model, needed, p)[1] for p in (placed, stay)]
     assert notes[0]["expert_updates"] == "up to 10 at a time follow the routing" and stay.moves == 0

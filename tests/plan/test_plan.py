@@ -16,7 +16,7 @@ from proa.engine.config import EngineConfig
 from proa.engine.solve import largest, solve
 from proa.plan.advice import PLAN_FLAGS, cheapest_ways
 from proa.plan.declared import declared_checkpoint
-from proa.plan.estimate import DECODE_SHARE, estimate_decode, estimate_prefill
+from proa.plan.estimate import DECODE_SHARE, STEP_S, estimate_decode, estimate_prefill
 from proa.plan.hardware import GIB, Interval, Machine, Overrides, probe
 from proa.plan.memory_plan import MemoryPlan, Wanted, plan_memory
 from proa.plan.model_sizes import ModelSizes, sizes_of
@@ -151,7 +151,7 @@ def test_decode_is_bytes_over_bandwidth():
     # 11.89 GB of experts, 10.4 billion weights of 2 bytes, and the cache.
     assert found.ram_bytes == pytest.approx(11.89e9 + 2 * 10.4e9, rel=1e-2)
     assert found.bound == found.range.high == pytest.approx(500e9 / found.ram_bytes)
-    assert found.range.low == pytest.approx(DECODE_SHARE * found.bound)
+    assert found.range.low == pytest.approx(1 / (1 / found.bound / DECODE_SHARE + STEP_S))
     alone, four = (
         estimate_decode(KIMI, plan_memory(KIMI, workstation(768), Wanted(16, n)), workstation(768)) for n in (1, 4)
     )

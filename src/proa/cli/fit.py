@@ -21,7 +21,7 @@ def ways_to_fit(config: EngineConfig) -> list[str]:
     try:
         sizes = read_sizes(config.model_path, config.expert_path)
         # Rates make no difference to what fits.
-        machine = probe(Overrides(bandwidth=1.0, vram=0.0 if config.device == "cpu" else None))
+        machine = probe(Overrides(vram=0.0 if config.device == "cpu" else None), rates=False)
         return [way.text(config, _SERVE_FLAGS) for way in cheapest_ways(sizes, machine, config, _SERVE_FLAGS)]
     except ProaError:
         return []

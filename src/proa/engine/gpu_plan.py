@@ -16,6 +16,7 @@ from proa.kvcache.pool import KVDtype, kv_bytes_per_token
 from proa.models import ExpertPlan, GpuBytes, ModelInfo
 from proa.moe.deferral import DeferralPlan
 from proa.moe.hybrid_layers import COPIED_TOGETHER
+from proa.weights.read_ahead import WINDOW_BYTES
 
 __all__ = [
     "KV_FRACTION",
@@ -216,9 +217,9 @@ def check_expert_memory(expert_bytes: int, available_bytes: int, rows: dict[str,
 
 
 def loading_bytes(placed: ExpertPlan, expert_bytes: int) -> int:
-    """RAM that experts take on their way to the GPU, beside those that stay. `expert_bytes`: of all."""
+    """RAM taken only while loading: what is read ahead, and experts on their way to the GPU. `expert_bytes`: of all."""
     most = min(COPIED_TOGETHER, int(placed.on_gpu.sum(axis=1).max(initial=0)))
-    return expert_bytes * most // max(1, placed.on_gpu.size)
+    return WINDOW_BYTES + expert_bytes * most // max(1, placed.on_gpu.size)
 
 
 def with_ram(

@@ -14,10 +14,13 @@ from proa.plan.model_sizes import ModelSizes
 
 __all__ = ["Estimate", "estimate_decode", "estimate_prefill"]
 
-DECODE_SHARE = 0.85  # of the read bandwidth that experts have with one token, at least
+# Of the read bandwidth that experts have, at least: with one token each, and with several.
+DECODE_SHARE, BATCH_SHARE = 0.85, 0.6
 STREAM_SHARE = 0.92  # of the rate of pinned copies that streamed experts have, at least
 CHUNK_OVERHEAD = 1.05  # a chunk's time beside the slower of copies and computing
 HAND_OVER_S = 15e-6  # from the GPU to the CPU and back, per layer
+# What a step takes beside its layers: scheduling and drawing a token; a vocabulary that is sorted takes longest.
+STEP_S = 4e-3
 GIGA, TERA = 1e9, 1e12
 
 
@@ -45,17 +48,19 @@ def estimate_decode(sizes: ModelSizes, plan: MemoryPlan, machine: Machine) -> Es
     on_gpu = plan.gpu_experts / max(1, experts.layers * experts.experts)
     cache = float(plan.kv_token_bytes * plan.context * requests)
     trunk = float(sizes.gpu_trunk_bytes - sizes.embedding_bytes)
+    share = DECODE_SHARE if requests == 1 else BATCH_SHARE
     if not plan.uses_gpu:
         ram = expert_bytes + trunk + cache
         seconds = ram / (machine.read_gb_s * GIGA)
-        return Estimate(requests / seconds, Interval(DECODE_SHARE * requests / seconds, requests / seconds), ram)
+        worst = seconds / share + STEP_S
+        return Estimate(requests / seconds, Interval(requests / worst, requests / seconds), ram)
     ram, vram = expert_bytes * (1 - on_gpu), expert_bytes * on_gpu + trunk + cache
     cpu = ram / (machine.read_gb_s * GIGA)
     fast, slow = vram / (machine.vram.high * GIGA), vram / (machine.vram.low * GIGA)
     hand_overs = HAND_OVER_S * experts.layers if ram > 0 else 0.0
-    # Attention waits for the experts of the layer before: the two add up, all but the experts on the GPU.
-    best = cpu + fast
-    worst = cpu / DECODE_SHARE + slow + hand_overs
+    # Attention waits for the experts of the layer before; those on the GPU are computed beside the CPU's.
+    best = max(cpu, expert_bytes * on_gpu / (machine.vram.high * GIGA)) + (trunk + cache) / (machine.vram.high * GIGA)
+    worst = cpu / share + slow + hand_overs + STEP_S
     return Estimate(requests / max(cpu, fast), Interval(requests / worst, requests / best), ram, vram)
 
 
@@ -63,31 +68,45 @@ def estimate_prefill(sizes: ModelSizes, plan: MemoryPlan, machine: Machine) -> E
     """One prompt as long as the context, alone."""
     tokens, experts = plan.context, sizes.info.experts
     passes = -(-tokens // plan.chunk)
-    active = sizes.expert_parameters * experts.top_k / max(1, experts.experts)
-    expert_flops = 2.0 * tokens * active
-    trunk_flops = 2.0 * tokens * sizes.trunk_parameters + _attention_flops(sizes, tokens)
-    away = sizes.expert_bytes - sizes.bytes_per_expert * plan.gpu_experts
+    # In the last layer only the last token is computed further than attention.
+    last_is_moe = sizes.spec.num_layers - 1 in sizes.spec.moe_layers
+    full = (experts.layers - last_is_moe) / max(1, experts.layers)
+    expert_flops = 2.0 * tokens * full * sizes.expert_parameters * experts.top_k / max(1, experts.experts)
+    trunk_flops = 2.0 * tokens * _prompt_parameters(sizes) + _attention_flops(sizes, tokens)
+    away = full * (sizes.expert_bytes - sizes.bytes_per_expert * plan.gpu_experts)
+    share = away / max(1.0, full * sizes.expert_bytes)
     if plan.streams and tokens >= plan.chunk // 2:
         flops, moved = expert_flops + trunk_flops, passes * away
-        best = max(moved / (machine.pcie.high * GIGA), flops / (machine.gpu_tflops.high * TERA))
-        slow = max(moved / (STREAM_SHARE * machine.pcie.low * GIGA), flops / (machine.gpu_tflops.low * TERA))
-        return _prompt(tokens, best, best, slow * CHUNK_OVERHEAD, pcie_bytes=moved, flops=flops)
-    share = away / max(1, sizes.expert_bytes)
+        # Beside the bus the CPU computes those experts that few tokens need.
+        bus, cpu = (
+            machine.pcie.high * GIGA / max(1.0, moved),
+            machine.cpu_tflops.high * TERA / max(1.0, expert_flops * share),
+        )
+        best = max(1 / (bus + cpu), flops / (machine.gpu_tflops.high * TERA))
+        slow = moved / (STREAM_SHARE * machine.pcie.low * GIGA) + flops / (machine.gpu_tflops.low * TERA)
+        return _prompt(tokens, best, best, slow * CHUNK_OVERHEAD + passes * STEP_S, pcie_bytes=moved, flops=flops)
     cpu_flops = expert_flops * share + (0.0 if plan.uses_gpu else trunk_flops)
     gpu_flops = expert_flops + trunk_flops - cpu_flops
     read = passes * (away + (0.0 if plan.uses_gpu else sizes.trunk_bytes - sizes.embedding_bytes))
     read_s = read / (machine.read_gb_s * GIGA)
     cpu_best = max(read_s, cpu_flops / (machine.cpu_tflops.high * TERA))
-    cpu_worst = read_s / DECODE_SHARE + cpu_flops / (machine.cpu_tflops.low * TERA)
+    cpu_worst = read_s / BATCH_SHARE + cpu_flops / (machine.cpu_tflops.low * TERA)
     gpu_best, gpu_worst = (gpu_flops / (rate * TERA) for rate in (machine.gpu_tflops.high, machine.gpu_tflops.low))
     return _prompt(
         tokens,
         max(cpu_best, gpu_best),
-        cpu_best + gpu_best,
-        cpu_worst + gpu_worst,
+        max(cpu_best, gpu_best) if plan.gpu_experts else cpu_best + gpu_best,
+        cpu_worst + gpu_worst + passes * STEP_S,
         ram_bytes=read,
         flops=cpu_flops + gpu_flops,
     )
+
+
+def _prompt_parameters(sizes: ModelSizes) -> int:
+    """Of the trunk, that every token of a prompt is multiplied with: no head, and no MLP of the last layer."""
+    spec, moe = sizes.spec, sizes.spec.moe
+    last = moe.shared_intermediate if spec.num_layers - 1 in spec.moe_layers else spec.dense_intermediate
+    return sizes.trunk_parameters - spec.hidden * (spec.vocab_size + 3 * last)
 
 
 def _prompt(tokens: int, floor_s: float, best_s: float, worst_s: float, **amounts: float) -> Estimate:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from proa.core.errors import ConfigError
+from proa.device.rates import measured_gpu
 from proa.device.select import Gpu, choose_gpu
 from proa.engine.memory import available_bytes
 
@@ -27,9 +28,11 @@ class Interval:
 # 10^12 operations per second and core in products of many tokens, by instruction set: what benchmarks/LOG.md has for
 # int4 (16 cores busy; two cores alone), widened downwards for slower clocks.
 _CPU_TFLOPS = {"amx": Interval(0.2, 0.5), "avx512": Interval(0.1, 0.45), "avx2": Interval(0.02, 0.2)}
-# A PCIe 4.0 and a 5.0 slot of 16 lanes.
-_PCIE = Interval(22.0, 55.0)
 _CPU_TFLOPS_ELSE = Interval(0.0005, 0.02)
+# Of a GPU that is not here: a PCIe 4.0 and a 5.0 slot of 16 lanes, a workstation's card and an H200.
+_PCIE, _VRAM, _GPU_TFLOPS = Interval(22.0, 57.0), Interval(800.0, 4800.0), Interval(80.0, 800.0)
+# What experts and trunk reach of the rates measured of copies and of a large product, at least (benchmarks/LOG.md).
+_VRAM_SHARE, _TFLOPS_SHARE = 0.5, 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +49,8 @@ class Machine:
     vram_bytes: int = 0
     vram_total_bytes: int = 0
     pcie: Interval = _PCIE
-    vram: Interval = Interval(800.0, 4000.0)
-    gpu_tflops: Interval = Interval(80.0, 400.0)
+    vram: Interval = _VRAM
+    gpu_tflops: Interval = _GPU_TFLOPS
     cpu_tflops: Interval = _CPU_TFLOPS_ELSE
     told: tuple[str, ...] = ()
 
@@ -75,30 +78,40 @@ class Overrides:
         _check("--pcie", self.pcie, 0.01, _MAX_GB_S)
 
 
-def probe(overrides: Overrides) -> Machine:
-    """This machine with `overrides`. Reads memory for a second unless the bandwidth is told."""
+def probe(overrides: Overrides, *, rates: bool = True) -> Machine:
+    """This machine with `overrides`. `rates`: measure those that are not told, some seconds."""
     from proa.native import _C  # here: a help text needs no extension
     from proa.native.runtime import read_bandwidth
 
     cpu = _C.cpu_info()
     gpu = choose_gpu("auto") if overrides.vram is None else None
-    vram = (0 if gpu is None else gpu.free_bytes) if overrides.vram is None else int(overrides.vram * GIB)
     bandwidth = overrides.bandwidth
     if bandwidth is None:
-        bandwidth = read_bandwidth()
+        bandwidth = read_bandwidth() if rates else 1.0
+    measured = measured_gpu(gpu.index) if gpu is not None and rates else None
     cores = len(cpu["physical_cpus"])
     per_core = _CPU_TFLOPS.get(str(cpu["isa_in_use"]), _CPU_TFLOPS_ELSE)
-    pcie = _PCIE if overrides.pcie is None else Interval(overrides.pcie, overrides.pcie)
     told = tuple(name for name in ("vram", "ram", "bandwidth", "pcie") if getattr(overrides, name) is not None)
-    return Machine(
+    machine = Machine(
         ram_bytes=available_bytes() if overrides.ram is None else int(overrides.ram * GIB),
         read_gb_s=bandwidth,
-        vram_bytes=vram,
+        vram_bytes=0 if gpu is None else gpu.free_bytes,
         vram_total_bytes=0 if gpu is None else gpu.total_bytes,
-        pcie=pcie,
         cpu_tflops=Interval(per_core.low * cores, per_core.high * cores),
         told=told,
     )
+    if measured is not None:
+        machine = replace(
+            machine,
+            pcie=Interval(measured.pcie, measured.pcie),
+            vram=Interval(_VRAM_SHARE * measured.memory, measured.memory),
+            gpu_tflops=Interval(_TFLOPS_SHARE * measured.tflops, measured.tflops),
+        )
+    if overrides.vram is not None:
+        machine = replace(machine, vram_bytes=int(overrides.vram * GIB))
+    if overrides.pcie is not None:
+        machine = replace(machine, pcie=Interval(overrides.pcie, overrides.pcie))
+    return machine
 
 
 def _check(flag: str, value: float | None, low: float, high: float) -> None:
