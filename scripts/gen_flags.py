@@ -17,7 +17,7 @@ DOCUMENT = Path(__file__).parent.parent / "docs" / "flags.md"
 
 
 def _row(flag: Flag) -> str:
-    kind = " \\| ".join(flag.choices) if flag.choices else flag.kind.__name__
+    kind = " \\| ".join(flag.choices) if flag.choices else flag.kind.__name__ + flag.may_be_auto * " \\| auto"
     return f"| `{flag.name}` | {kind} | {default_text(flag)} | {flag.owner} | {flag.doc} |"
 
 

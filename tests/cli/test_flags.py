@@ -12,8 +12,9 @@ from proa.cli import serve
 from proa.cli.flag import default_of, default_text
 from proa.cli.flags import FLAGS, by_owner
 from proa.cli.main import app
+from proa.cli.sglang_flags import parse
 from proa.convert.demo_path import demo_model_path
-from proa.core.errors import ConfigError, ProaError
+from proa.core.errors import CheckpointError, ConfigError, ProaError
 
 ROOT = Path(__file__).parents[2]
 runner = CliRunner()
@@ -170,3 +171,18 @@ def test_numbers_that_are_none_are_refused(flag, value):
     """The engine would not see them: they are null in JSON."""
     with pytest.raises(ConfigError, match=flag.name):
         serve.compose("nowhere", {flag.name: float(value)})
+
+
+def test_numbers_that_proa_chooses_may_be_auto(tmp_path):
+    """As when they are left out, in both command lines; others have a default and no auto."""
+    numbers = [flag for flag in FLAGS if flag.may_be_auto]
+    assert {"--max-running-requests", "--max-total-tokens", "--context-length", "--chunked-prefill-size"} <= {
+        flag.name for flag in numbers
+    }
+    words = [word for flag in numbers if flag.sglang for word in (flag.sglang[0], "auto")]
+    assert parse(["--model", "m", *words]).values == parse(["--model", "m"]).values
+    words = [word for flag in numbers for word in (flag.name, "auto")]
+    result = runner.invoke(app, ["serve", str(tmp_path), *words])
+    assert isinstance(result.exception, CheckpointError), result.output
+    result = runner.invoke(app, ["serve", str(tmp_path), "--context-length", "much"])
+    assert result.exit_code == 2 and "expected a number (int) or auto" in " ".join(result.output.split())

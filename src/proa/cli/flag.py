@@ -14,6 +14,7 @@ from proa.server.config import ServerConfig
 __all__ = ["Flag", "Owner", "default_of", "default_text"]
 
 Owner = Literal["server", "engine"]
+AUTO = "auto"
 CONFIGS: dict[Owner, type] = {"server": ServerConfig, "engine": EngineConfig}
 
 
@@ -37,6 +38,16 @@ class Flag:
     between: tuple[float, float] | None = None
     sglang: tuple[str, ...] = ()
     row: str = ""
+
+    @property
+    def may_be_auto(self) -> bool:
+        """Whether it is a number that may be left to proa in words too."""
+        return bool(self.unset) and self.kind in (int, float)
+
+    def number(self, text: str) -> float | None:
+        """The value of one that `may_be_auto`; None for "auto", as when it is not given. ValueError for no number."""
+        assert self.may_be_auto
+        return None if text == AUTO else self.kind(text)  # type: ignore[return-value]
 
 
 def default_of(flag: Flag) -> Any:

@@ -6,7 +6,7 @@ import inspect
 import logging
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -75,15 +75,27 @@ def _parameter_name(flag: Flag) -> str:
 
 def _parameter(flag: Flag) -> inspect.Parameter:
     kind: Any = Literal[flag.choices] if flag.choices else flag.kind
+    numbers: dict[str, Any] = {"parser": _number(flag), "metavar": f"{flag.kind.__name__}|auto"} if flag.may_be_auto else {}
     option = typer.Option(
         flag.name,
         help=f"{flag.doc} [default: {default_text(flag)}]".replace("[", "\\["),
         rich_help_panel=_PANELS[flag.owner],
         show_default=False,
+        **numbers,
     )
     return inspect.Parameter(
         _parameter_name(flag), inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
     )
+
+
+def _number(flag: Flag) -> Callable[[str], float | None]:
+    def parse(text: str) -> float | None:
+        try:
+            return flag.number(text)
+        except ValueError:
+            raise typer.BadParameter(f"expected a number ({flag.kind.__name__}) or auto, got {text!r}") from None
+
+    return parse
 
 
 def run(model: str, values: Mapping[str, Any], notes: Mapping[str, str] | None = None) -> None:

@@ -171,7 +171,8 @@ def _add_honoured(parser: _Parser, flag: Flag) -> None:
     if flag.kind is bool:
         parser.add_argument(*flag.sglang, action="store_const", const=True, **options)
     else:
-        parser.add_argument(*flag.sglang, type=flag.kind, choices=flag.choices or None, metavar="X", **options)
+        kind = flag.number if flag.may_be_auto else flag.kind
+        parser.add_argument(*flag.sglang, type=kind, choices=flag.choices or None, metavar="X", **options)
 
 
 def _unknown(argument: str) -> ConfigError:

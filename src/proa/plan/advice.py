@@ -75,16 +75,23 @@ _Policy = Callable[[_Case], Iterator[Advice]]
 def cheapest_ways(
     sizes: ModelSizes, machine: Machine, config: EngineConfig, flags: Mapping[str, str] = PLAN_FLAGS, limit: int = 3
 ) -> list[Advice]:
-    """Up to `limit` ways to fit: first what only takes settings out of `flags`, then what costs quality, then money."""
+    """Up to `limit` ways to fit: first what only takes settings out of `flags`, then what costs quality, then money.
+
+    Of those that leave the GPU only the first.
+    """
     case = _Case(sizes, machine, config, frozenset(flags))
     ways: list[Advice] = []
     for policy in _POLICIES:
         way = next((way for way in policy(case) if way.fits), None)
-        if way is not None:
+        if way is not None and not (_leaves_gpu(way, config) and any(_leaves_gpu(known, config) for known in ways)):
             ways.append(way)
         if len(ways) == limit:
             break
     return ways
+
+
+def _leaves_gpu(way: Advice, before: EngineConfig) -> bool:
+    return way.config.device == "cpu" != before.device
 
 
 def _what_binds(case: _Case) -> Iterator[Advice]:

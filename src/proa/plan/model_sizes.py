@@ -68,6 +68,9 @@ def read_sizes(path: str | Path, expert_path: str | Path | None = None) -> Model
         CheckpointError: no config.json, or one or other file is damaged. UnsupportedError: what proa cannot run.
     """
     directory = Path(path)
+    if directory.is_file():
+        fix = "name the model's directory, and GGUF experts with --kt-weight-path"
+        raise CheckpointError(str(directory), "a directory with config.json", "a file", fix)
     try:
         is_here = (directory / "config.json").exists() and is_complete(directory)
         checkpoint = Checkpoint.open(directory) if is_here else open_declared(directory)
