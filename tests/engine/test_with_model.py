@@ -140,3 +140,17 @@ def test_scratch_memory_counts_as_used(checkpoint: Path, monkeypatch: pytest.Mon
     load(checkpoint)
     with pytest.raises(ConfigError, match="GiB weights and scratch"):
         load(checkpoint, chunked_prefill_size=60_000)
+
+
+def test_what_a_gpu_is_told_is_said_to_be_unused_on_the_cpu(checkpoint: Path) -> None:
+    given = {"gpu_experts": 8, "expert_updates": True, "attention_backend": "torch", "cuda_graph_max_bs": 3}
+
+    def info(**more: int) -> dict[str, str]:
+        fields = {"model_path": str(checkpoint), "device": "cpu", "max_total_tokens": 512, **given, **more}
+        config = EngineConfig(to_engine="", from_engine="", **fields)
+        return load_checkpoint(config, lambda done, total: None).info
+
+    unused = {name for name, text in info(max_running_requests=2).items() if text.startswith("not used")}
+    assert unused == given.keys()
+    found = info()
+    assert "bounds --max-running-requests" in found["cuda_graph_max_bs"] and found["max_running_requests"][0] in "123"

@@ -51,10 +51,10 @@ def test_what_was_long_ago_counts_little():
     plan = planner()
     early, late = np.ones(EXPERTS), np.ones(EXPERTS)
     early[:16], late[16:32] = 0.01, 0.01
-    plan.count(0, routing(2000, early))
-    for seed in range(6):
-        plan.plans(2000, [NONE], [True])
-        plan.count(0, routing(2000, late, seed))
+    for weights, passes in ((early, 20), (late, 6)):
+        for seed in range(passes):
+            plan.plans(2000, [NONE], [True])
+            plan.count(0, routing(2000, weights, seed))
     assert set(range(16, 32)) <= cpu_of(plan.plans(2000, [NONE], [True]))[0]
 
 

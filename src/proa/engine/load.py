@@ -48,20 +48,21 @@ logger = logging.getLogger("proa.engine")
 LOG_INTERVAL_S = 5.0
 # From so many bytes of weights the RAM's bandwidth is measured at start.
 MEASURED_BYTES = 8 * 2**30
-# With their defaults.
-GPU_SETTINGS = {
-    "gpu_experts": None,
-    "gpu_experts_ratio": None,
-    "expert_placement": "auto",
-    "expert_location": None,
-    "expert_updates": False,
-    "max_deferred_experts": 0,
-    "gpu_prefill_threshold": None,
-    "mem_fraction_static": None,
-    "attention_backend": "auto",
-    "disable_cuda_graph": False,
-    "cuda_graph_max_bs": 16,
-}
+_DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(EngineConfig)}
+# Settings that mean nothing without a GPU.
+GPU_SETTINGS = (
+    "gpu_experts",
+    "gpu_experts_ratio",
+    "expert_placement",
+    "expert_location",
+    "expert_updates",
+    "max_deferred_experts",
+    "gpu_prefill_threshold",
+    "mem_fraction_static",
+    "attention_backend",
+    "disable_cuda_graph",
+    "cuda_graph_max_bs",
+)
 
 
 def load_checkpoint(config: EngineConfig, report: Report) -> LoadedModel:
@@ -97,10 +98,11 @@ def _load_on_cpu(
     # The mapped files are page cache and give way.
     available = available_bytes()
     solved = solve(config, needs, None, available)
+    unused = _without_gpu(config)
     config, info = solved.config, needs.info
     runtime = CpuRuntime(config.num_threads)
     model = _load(config, None, runtime, checkpoint, experts, solved.kv.max_model_len, report, "cpu")
-    notes = {**solved.notes, **_info(config, info, runtime), "device": "cpu", **_without_gpu(config)}
+    notes = {**solved.notes, **_info(config, info, runtime), "device": "cpu", **unused}
     return LoadedModel(
         model, info.layout, solved.kv, info.eos_token_ids, notes, usage=model.expert_usage, config=config
     )
@@ -140,9 +142,12 @@ def _load_on_gpu(
 
 
 def _without_gpu(config: EngineConfig) -> dict[str, str]:
-    """What is said of settings that mean nothing without a GPU."""
-    unused = [name for name, default in GPU_SETTINGS.items() if getattr(config, name) != default]
-    return dict.fromkeys(unused, "not used: the trunk runs on the CPU")
+    """What is said of those that were given."""
+    given = [name for name in GPU_SETTINGS if getattr(config, name) != _DEFAULTS[name]]
+    notes = dict.fromkeys(given, "not used: the trunk runs on the CPU")
+    if "cuda_graph_max_bs" in notes and config.max_running_requests is None:
+        notes["cuda_graph_max_bs"] = "no graphs: the trunk runs on the CPU; bounds --max-running-requests"
+    return notes
 
 
 def _without_gpu_experts(
