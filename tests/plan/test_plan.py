@@ -100,7 +100,7 @@ def test_what_does_not_fit_says_why_and_how():
     assert texts(KIMI, machine, config) == [
         "--concurrency 1",
         "--context 27648",
-        "--device cpu, and everything is in RAM then",
+        "--device cpu, everything in RAM",
     ]
     # Neither asks for more than it has to.
     assert plan_memory(KIMI, machine, Wanted(65536, 1)).fits and not plan_memory(KIMI, machine, Wanted(65536, 2)).fits

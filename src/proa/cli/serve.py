@@ -75,7 +75,9 @@ def _parameter_name(flag: Flag) -> str:
 
 def _parameter(flag: Flag) -> inspect.Parameter:
     kind: Any = Literal[flag.choices] if flag.choices else flag.kind
-    numbers: dict[str, Any] = {"parser": _number(flag), "metavar": f"{flag.kind.__name__}|auto"} if flag.may_be_auto else {}
+    numbers: dict[str, Any] = (
+        {"parser": _number(flag), "metavar": f"{flag.kind.__name__}|auto"} if flag.may_be_auto else {}
+    )
     option = typer.Option(
         flag.name,
         help=f"{flag.doc} [default: {default_text(flag)}]".replace("[", "\\["),

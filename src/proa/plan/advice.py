@@ -49,23 +49,32 @@ class Advice:
             value = getattr(self.config, field)
             if value != getattr(before, field):
                 parts.append(f"without {flag}" if value is None else f"{flag} {value}")
-        return ", and ".join([" ".join(parts)] * bool(parts) + [self.words] * bool(self.words))
+        return ", ".join([" ".join(parts)] * bool(parts) + [self.words] * bool(self.words))
 
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """What does not fit, and which settings may be changed."""
+    """What does not fit, and which settings may be changed. `words`: of what was changed already."""
 
     sizes: ModelSizes
     machine: Machine
     config: EngineConfig
     fields: frozenset[str]
+    words: str = ""
 
-    def changed(self, **settings: Any) -> Advice:
-        return Advice(self.sizes, self.machine, msgspec.structs.replace(self.config, **settings))
+    def changed(self, words: str = "", **settings: Any) -> Advice:
+        config = msgspec.structs.replace(self.config, **settings)
+        return Advice(self.sizes, self.machine, config, self._also(words))
 
     def equipped(self, words: str, machine: Machine) -> Advice:
-        return Advice(self.sizes, machine, self.config, words)
+        return Advice(self.sizes, machine, self.config, self._also(words))
+
+    def with_experts(self, name: str) -> Advice:
+        words = f"experts in {name}: {EXPERT_FORMATS[name][1]}"
+        return Advice(self.sizes.with_expert_format(name), self.machine, self.config, self._also(words))
+
+    def _also(self, words: str) -> str:
+        return ", ".join(part for part in (self.words, words) if part)
 
 
 # Ways of one kind, of which the first that fits is taken.
@@ -77,21 +86,28 @@ def cheapest_ways(
 ) -> list[Advice]:
     """Up to `limit` ways to fit: first what only takes settings out of `flags`, then what costs quality, then money.
 
-    Of those that leave the GPU only the first.
+    None changes what a cheaper one shows to be enough.
     """
     case = _Case(sizes, machine, config, frozenset(flags))
     ways: list[Advice] = []
     for policy in _POLICIES:
         way = next((way for way in policy(case) if way.fits), None)
-        if way is not None and not (_leaves_gpu(way, config) and any(_leaves_gpu(known, config) for known in ways)):
+        if way is not None and not any(_goes_further(way, known, config) for known in ways):
             ways.append(way)
         if len(ways) == limit:
             break
     return ways
 
 
-def _leaves_gpu(way: Advice, before: EngineConfig) -> bool:
-    return way.config.device == "cpu" != before.device
+def _goes_further(way: Advice, known: Advice, before: EngineConfig) -> bool:
+    """Whether `way` changes all that `known` changes, and something else."""
+    return _changed(known, before) < _changed(way, before)
+
+
+def _changed(way: Advice, before: EngineConfig) -> set[str]:
+    fields = {field for field in PLAN_FLAGS if getattr(way.config, field) != getattr(before, field)}
+    # Hardware and formats by their words, without numbers.
+    return fields | {part.strip("0123456789 ") for part in way.words.split(", ") if part}
 
 
 def _what_binds(case: _Case) -> Iterator[Advice]:
@@ -143,7 +159,7 @@ def _smaller_total(case: _Case) -> Iterator[Advice]:
             yield with_total(blocks)
 
 
-def _tokens(config: EngineConfig, *, requests: int | None = None, context: int | None = None) -> dict[str, int]:
+def _tokens(config: EngineConfig, *, requests: int | None = None, context: int | None = None) -> dict[str, Any]:
     """The size of the cache, where it is told, that so many requests of such a context fill at most."""
     context = context or config.context_length
     if config.max_total_tokens is None or context is None:
@@ -154,13 +170,13 @@ def _tokens(config: EngineConfig, *, requests: int | None = None, context: int |
 
 def _trunk_on_cpu(case: _Case) -> Iterator[Advice]:
     if case.machine.vram_bytes and case.config.device != "cpu":
-        yield replace(case.changed(device="cpu"), words="everything is in RAM then")
+        yield case.changed("everything in RAM", device="cpu")
 
 
 def _smaller_experts(case: _Case) -> Iterator[Advice]:
-    for name, (bytes_per_weight, how) in EXPERT_FORMATS.items():
+    for name, (bytes_per_weight, _) in EXPERT_FORMATS.items():
         if bytes_per_weight < case.sizes.bytes_per_expert_weight * 0.99:
-            yield Advice(case.sizes.with_expert_format(name), case.machine, case.config, f"experts in {name}: {how}")
+            yield case.with_experts(name)
 
 
 def _more_ram(case: _Case) -> Iterator[Advice]:
@@ -188,14 +204,19 @@ def _more_vram(case: _Case) -> Iterator[Advice]:
         yield with_more(gib)
 
 
-def _with_trunk_on_cpu(policy: _Policy) -> _Policy:
-    """Both, for a machine that lacks GPU memory as well as RAM."""
+def _after(first: _Policy, then: _Policy) -> _Policy:
+    """Both: the last way of the first, which goes furthest, and on top of it those of the second."""
 
     def ways(case: _Case) -> Iterator[Advice]:
-        if case.machine.vram_bytes and case.config.device != "cpu":
-            yield from policy(replace(case, config=msgspec.structs.replace(case.config, device="cpu")))
+        for way in list(first(case))[-1:]:
+            yield from then(_Case(way.sizes, way.machine, way.config, case.fields, way.words))
 
     return ways
+
+
+def _one_request(case: _Case) -> Iterator[Advice]:
+    if (case.config.max_running_requests or 1) > 1:
+        yield case.changed(max_running_requests=1, **_tokens(case.config, requests=1))
 
 
 def _smallest(fits: Callable[[int], bool]) -> int | None:
@@ -213,10 +234,18 @@ _POLICIES: tuple[_Policy, ...] = (
     _smaller_total,
     _fewer_requests,
     _fewer_tokens,
+    _after(_smaller_cache, _fewer_requests),
+    _after(_smaller_cache, _fewer_tokens),
+    _after(_one_request, _fewer_tokens),
     _trunk_on_cpu,
+    _after(_smaller_cache, _trunk_on_cpu),
     _smaller_experts,
-    _with_trunk_on_cpu(_smaller_experts),
+    _after(_smaller_cache, _smaller_experts),
+    _after(_one_request, _smaller_experts),
+    _after(_trunk_on_cpu, _smaller_experts),
+    _after(_smaller_experts, _more_ram),
     _more_ram,
     _more_vram,
-    _with_trunk_on_cpu(_more_ram),
+    _after(_after(_trunk_on_cpu, _smaller_experts), _more_ram),
+    _after(_trunk_on_cpu, _more_ram),
 )
