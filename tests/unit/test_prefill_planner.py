@@ -95,3 +95,19 @@ def test_a_cpu_that_is_not_as_fast_as_measured_gets_other_work_and_as_before_aga
         assert np.sign(len(start.cpu) - len(now.cpu)) == np.sign(scale - 1.0), "slower ones get less, faster ones more"
         if scale == 1.5:
             assert now.cpu_seconds == pytest.approx(1.5 * measured * len(now.cpu), rel=0.02)
+
+
+def test_a_machine_that_slept_is_not_given_up_for_long():
+    """One pass in which the CPU took a day, and one in which its clock stood still."""
+    plan = planner()
+    start = plan.plans(2000, [NONE], [True])[0]
+    plan.learn(2000, trunk_s=0.0, cpu_s=86400.0, planned_cpu_s=start.cpu_seconds)
+    for _ in range(30):
+        now = plan.plans(2000, [NONE], [True])[0]
+        plan.learn(2000, trunk_s=0.0, cpu_s=now.cpu_seconds and start.cpu_seconds, planned_cpu_s=now.cpu_seconds)
+    assert len(now.cpu) > len(start.cpu) // 2
+    for _ in range(100):
+        plan.learn(2000, trunk_s=0.0, cpu_s=0.0, planned_cpu_s=1.0)
+    measured = start.cpu_seconds / len(start.cpu)
+    now = plan.plans(2000, [NONE], [True])[0]
+    assert now.cpu_seconds >= 0.24 * measured * len(now.cpu)
