@@ -74,12 +74,16 @@ def main() -> None:
     parser.add_argument("--results", type=Path)
     given = parser.parse_args()
     sizes = read_sizes(given.model)
-    machine = probe(Overrides(vram=given.vram))
+    machine = probe(Overrides(vram=given.vram), is_share=True)
     plan = plan_memory(sizes, machine, Wanted(given.context, given.concurrency))
     line: dict[str, Any] = {"what": "planned and found, MiB", "machine": describe_machine()}
     line |= {"vram_gib": given.vram, "context": plan.context, "concurrency": plan.concurrency, "chunk": plan.chunk}
     line |= {"gpu_experts": plan.gpu_experts, "streams": plan.streams, "refusal": plan.refusal}
-    line |= {"read_gb_s": round(machine.read_gb_s, 1), "planned": {"gpu": in_mib(plan.vram), "ram": in_mib(plan.ram)}}
+    rates = {"pcie": machine.pcie, "vram": machine.vram, "gpu_tflops": machine.gpu_tflops}
+    line |= {"read_gb_s": round(machine.read_gb_s, 1)} | {
+        name: [round(rate.low, 1), round(rate.high, 1)] for name, rate in rates.items()
+    }
+    line |= {"planned": {"gpu": in_mib(plan.vram), "ram": in_mib(plan.ram)}}
     print(json.dumps(line), flush=True)
     if not plan.fits:
         raise SystemExit(1)

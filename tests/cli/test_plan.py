@@ -44,6 +44,43 @@ def test_a_model_that_does_not_fit_exits_with_1_and_three_ways(tmp_path):
     assert not found["fits"] and found["refusal"] and 1 <= len(found["ways_to_fit"]) <= 3
 
 
+@pytest.mark.parametrize(
+    ("ram", "vram", "context", "concurrency"),
+    [(8, 12, 32768, 1), (64, 12, 131072, 8), (24, 0, 262144, 16), (12, 6, 32768, 4), (3, 24, 8192, 1)],
+)
+def test_ways_to_fit_fit_when_they_are_followed(tmp_path, ram, vram, context, concurrency):
+    """As somebody types them: flags as they stand, hardware added to what was told."""
+    path = str(write_config(tmp_path, SMALL))
+    machine = {"--ram": ram, "--vram": vram, "--bandwidth": 50, "--context": context, "--concurrency": concurrency}
+
+    def planned(flags):
+        words = [str(word) for pair in flags.items() for word in pair]
+        result = runner.invoke(app, ["plan", path, *words, "--json"])
+        return result.exit_code, json.loads(result.stdout)
+
+    code, found = planned(machine)
+    assert code == 1 and 1 <= len(found["ways_to_fit"]) <= 3
+    followed = 0
+    for way in found["ways_to_fit"]:
+        flags, parts = dict(machine), way.split(", ")
+        for part in parts:
+            words = part.split()
+            if words[0].startswith("--"):
+                flags |= dict(zip(words[::2], words[1::2], strict=True))
+            elif part.endswith("more RAM"):
+                flags["--ram"] += int(words[0])
+            elif part.endswith("more GPU memory"):
+                flags["--vram"] += int(words[0])
+            elif words[0] == "a":
+                flags["--vram"] = int(words[3])
+            else:
+                assert part == "everything in RAM" or part.startswith("experts in ")
+        if not any(part.startswith("experts in ") for part in parts):  # another model
+            followed += 1
+            assert planned(flags)[0] == 0, (way, planned(flags)[1]["refusal"])
+    assert followed
+
+
 def test_faults_are_typed(tmp_path):
     result = runner.invoke(app, ["plan", str(tmp_path)])
     assert isinstance(result.exception, CheckpointError) and exit_status(result.exception) == 3

@@ -85,7 +85,7 @@ def plan(
     wanted = Wanted(context, concurrency, kv_cache_dtype, use_gpu=device != "cpu")
     sizes = read_sizes(_directory(model))
     config = wanted.config_for(sizes.info.max_position_embeddings)
-    machine = probe(overrides)
+    machine = probe(overrides, is_share=verify)
     memory = plan_memory(sizes, machine, config)
     ways = [] if memory.fits else [way.text(config, PLAN_FLAGS) for way in cheapest_ways(sizes, machine, config)]
     decode, prefill = estimate_decode(sizes, memory, machine), estimate_prefill(sizes, memory, machine)

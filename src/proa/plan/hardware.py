@@ -78,13 +78,16 @@ class Overrides:
         _check("--pcie", self.pcie, 0.01, _MAX_GB_S)
 
 
-def probe(overrides: Overrides, *, rates: bool = True) -> Machine:
-    """This machine with `overrides`. `rates`: measure those that are not told, some seconds."""
+def probe(overrides: Overrides, *, rates: bool = True, is_share: bool = False) -> Machine:
+    """This machine with `overrides`. `rates`: measure those that are not told, some seconds.
+
+    is_share: GPU memory that is told is a share of this machine's, not another GPU's.
+    """
     from proa.native import _C  # here: a help text needs no extension
     from proa.native.runtime import read_bandwidth
 
     cpu = _C.cpu_info()
-    gpu = choose_gpu("auto") if overrides.vram is None else None
+    gpu = choose_gpu("auto") if overrides.vram is None or (is_share and overrides.vram) else None
     bandwidth = overrides.bandwidth
     if bandwidth is None:
         bandwidth = read_bandwidth() if rates else 1.0
