@@ -99,7 +99,7 @@ def plan_kv(
 
 def _with_context(config: EngineConfig, context: int, num_blocks: int, block: int, dtype: KVDtype) -> KVPlan:
     tokens = num_blocks * block
-    notes = {"kv_cache": f"{tokens} tokens in {dtype}"}
+    notes = {"kv_cache": f"{tokens} tokens in {dtype}", "context_length": str(context)}
     if tokens < context:
         if config.context_length is not None:
             raise MemoryShortageError(

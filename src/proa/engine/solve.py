@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import msgspec
@@ -70,7 +70,7 @@ def solve(config: EngineConfig, needs: ModelNeeds, gpu: Gpu | None, ram_bytes: i
     """
     solve_for = partial(_on_cpu if gpu is None else partial(_on_gpu, gpu=gpu), needs=needs, ram_bytes=ram_bytes)
     if config.max_running_requests is not None:
-        return solve_for(config)
+        return _with_share(solve_for(config))
 
     def with_requests(requests: int) -> EngineConfig:
         return msgspec.structs.replace(config, max_running_requests=requests)
@@ -83,10 +83,15 @@ def solve(config: EngineConfig, needs: ModelNeeds, gpu: Gpu | None, ram_bytes: i
         return requests * min(kv.max_model_len, FAIR_TOKENS) <= kv.num_tokens
 
     requests = largest(1, config.cuda_graph_max_bs, have_room) or 1
-    plan = solve_for(with_requests(requests))
+    return _with_share(solve_for(with_requests(requests)))
+
+
+def _with_share(plan: EnginePlan) -> EnginePlan:
+    requests = plan.config.requests
     share = plan.kv.num_tokens // requests
-    plan.notes["max_running_requests"] = f"{requests}, with {share} tokens of the KV cache for each"
-    return plan
+    return replace(
+        plan, notes={"max_running_requests": f"{requests}, with {share} tokens of the KV cache for each"} | plan.notes
+    )
 
 
 def largest(low: int, high: int, fits: Callable[[int], bool]) -> int | None:
