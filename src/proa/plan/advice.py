@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +27,8 @@ PLAN_FLAGS = {
 }
 # Settings that bind what would otherwise be solved.
 _BINDING = ("chunked_prefill_size", "gpu_prefill_threshold", "mem_fraction_static", "cuda_graph_max_bs")
+_SOLVED = ("max_running_requests", "max_total_tokens", "context_length")
+_OPEN = EngineConfig(model_path="", to_engine="", from_engine="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +46,10 @@ class Advice:
 
     def text(self, before: EngineConfig, flags: Mapping[str, str]) -> str:
         """As the change from `before`, by the names of `flags`; a setting without a name there follows from others."""
-        parts = []
-        for field, flag in flags.items():
-            value = getattr(self.config, field)
-            if value != getattr(before, field):
-                parts.append(f"without {flag}" if value is None else f"{flag} {value}")
-        return ", ".join([" ".join(parts)] * bool(parts) + [self.words] * bool(self.words))
+        changed = {flags[field]: getattr(self.config, field) for field in _changed_fields(self.config, before, flags)}
+        told = " ".join(f"{flag} {value}" for flag, value in changed.items() if value is not None)
+        left_out = " and ".join(flag for flag, value in changed.items() if value is None)
+        return ", ".join(part for part in (told, left_out and f"without {left_out}", self.words) if part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +105,26 @@ def _goes_further(way: Advice, known: Advice, before: EngineConfig) -> bool:
 
 
 def _changed(way: Advice, before: EngineConfig) -> set[str]:
-    fields = {field for field in PLAN_FLAGS if getattr(way.config, field) != getattr(before, field)}
     # Hardware and formats by their words, without numbers.
-    return fields | {part.strip("0123456789 ") for part in way.words.split(", ") if part}
+    return set(_changed_fields(way.config, before, EngineConfig.__struct_fields__)) | {
+        part.strip("0123456789 ") for part in way.words.split(", ") if part
+    }
+
+
+def _changed_fields(config: EngineConfig, before: EngineConfig, fields: Iterable[str]) -> list[str]:
+    return [field for field in fields if getattr(config, field) != getattr(before, field)]
 
 
 def _what_binds(case: _Case) -> Iterator[Advice]:
     for field in _BINDING:
-        default = getattr(EngineConfig(model_path="", to_engine="", from_engine=""), field)
-        if field in case.fields and getattr(case.config, field) != default:
-            yield case.changed(**{field: default})
+        if field in case.fields and getattr(case.config, field) != getattr(_OPEN, field):
+            yield case.changed(**{field: getattr(_OPEN, field)})
+
+
+def _all_open(case: _Case) -> Iterator[Advice]:
+    """Everything that is solved left to be solved, where the flags have all of it."""
+    if case.fields.issuperset(_SOLVED):
+        yield case.changed(**{field: getattr(_OPEN, field) for field in (*_BINDING, *_SOLVED)})
 
 
 def _smaller_cache(case: _Case) -> Iterator[Advice]:
@@ -237,6 +247,7 @@ _POLICIES: tuple[_Policy, ...] = (
     _after(_smaller_cache, _fewer_requests),
     _after(_smaller_cache, _fewer_tokens),
     _after(_one_request, _fewer_tokens),
+    _all_open,
     _trunk_on_cpu,
     _after(_smaller_cache, _trunk_on_cpu),
     _smaller_experts,
