@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 from proa.engine.config import EngineConfig
@@ -51,7 +52,7 @@ def place_experts(config: EngineConfig, info: ExpertInfo, count: int, *, all_byt
         ConfigError: routing counts that are missing, unreadable or of another model.
     """
     budget = ExpertBudget(info.layers, info.experts, count)
-    stats = None if config.expert_location is None else ExpertStats.load(Path(config.expert_location))
+    stats = None if config.expert_location is None else _stats(config.expert_location)
     if stats is not None:
         stats = stats.of_moe_layers(info.layers, info.experts, info.dense_layers)
     plan = ExpertPlan(
@@ -74,6 +75,17 @@ def place_experts(config: EngineConfig, info: ExpertInfo, count: int, *, all_byt
         return plan  # no pass has so many tokens
     stream_all = config.gpu_prefill_threshold is not None
     return replace(plan, stream_from=stream_from, ring_bytes=ring, stream_all=stream_all)
+
+
+def _stats(location: str) -> ExpertStats:
+    path = Path(location)
+    return _read_stats(path, path.stat().st_mtime_ns if path.exists() else 0)
+
+
+@lru_cache(maxsize=1)
+def _read_stats(path: Path, mtime_ns: int) -> ExpertStats:  # noqa: ARG001  # another time is another file
+    """Once for all the plans that are tried."""
+    return ExpertStats.load(path)
 
 
 def with_experts(needed: GpuBytes, plan: ExpertPlan, info: ExpertInfo, *, all_bytes: int, max_tokens: int) -> GpuBytes:
