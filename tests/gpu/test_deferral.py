@@ -68,7 +68,8 @@ def test_deferral_is_the_reference_schedule(name, count, share, make_case, runti
         return made[-1]
 
     monkeypatch.setattr("proa.moe.layer.create_strategy", create)
-    expected = rows(load(case.path, runtime, trunk, plan), device)
+    in_ram = plan_of(case.path, 0.0, max_deferred=count)
+    expected = rows(load(case.path, runtime, trunk, in_ram), device)
     launched, without = rows(late, device), rows(in_time, device)
     num_late = late.expert_usage.num_deferred
     replayed = rows(late, device, graphs=True)

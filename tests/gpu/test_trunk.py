@@ -13,6 +13,7 @@ import torch
 pytest.importorskip("transformers")
 pytest.importorskip("compressed_tensors")
 
+from tests.gpu.rounded_model import Comparison, Recording, load_plain
 from tests.models.conftest import MAX_TOKENS, make_case, one_torch_thread, runtime  # noqa: F401, fixtures
 from tests.models.paging import Pager, all_logits
 from tests.models.storages import STORAGES
@@ -111,16 +112,19 @@ def test_greedy_tokens_with_bfloat16_weights(variant, load_pair, device):
 
 @on_gpu_only
 @pytest.mark.parametrize("variant", ROUNDED, ids=str)
-def test_logits_where_both_round(variant, load_pair, device):
-    """Most tokens: their roundings are of 8 bits, at most 2^-9 each; one that changes its experts is far off."""
-    _, on_cpu, on_gpu = load_pair(variant)
-    ids = tokens()[:FEW_TOKENS]
-    served, expected = (
-        Pager(model, num_blocks=8, device=where) for model, where in ((on_gpu, device), (on_cpu, "cpu"))
-    )
-    served, expected = (p.forward([(p.sequence(FEW_TOKENS), ids)]) for p in (served, expected))
-    relative = (served - expected).norm(dim=-1) / expected.norm(dim=-1)
-    assert relative.median().item() < 2.0**-5
+def test_every_row_where_both_round(variant, make_case, runtime, trunk, device, monkeypatch):  # noqa: F811
+    """Chunks on either side of what is few tokens, and single tokens, beside plain torch that rounds alike."""
+    case, recording = make_case(variant, "trunk"), Recording()
+    options = {"max_tokens": MAX_TOKENS, "max_positions": 256, "expert_activations": "trunk"}
+    with monkeypatch.context() as patch:
+        recording.watch(patch)
+        model = load_model(Checkpoint.open(case.path), runtime, device=trunk, attention="triton", **options)
+    plain = [load_plain(case, runtime, device, rounds=rounds, **options) for rounds in (True, False)]
+    pages = [Pager(m, num_blocks=16, device=device) for m in (model, *(reference.model for reference in plain))]
+    comparison = Comparison(case, tokens(), recording, pages, *plain)
+    one = [torch.tensor([token], dtype=torch.int32) for token in (3, 14)]
+    for chunks in ([tokens(FEW_TOKENS, 5)], [tokens(40, 6)], one, one):
+        comparison.check(chunks)
 
 
 @pytest.mark.parametrize("variant", MIXED, ids=str)
