@@ -62,12 +62,15 @@ class Model:
         self.bounds = [2 * rounding(*case) for case in cases]  # partial sums once more, group by group
 
     def run(self):
-        for i, strategy in enumerate(self.strategies):
-            ctx = LayerContext(i, torch.full_like(self.xs[i], float("nan")))
-            strategy.submit(self.xs[i], self.topks[i], ctx)
-            strategy.finish(self.xs[i], self.topks[i], ctx)
-            assert ((ctx.out - self.expected[i]).abs() <= self.bounds[i]).all()
+        for i in range(LAYERS):
+            self.layer(i)
         assert self.stream.finished
+
+    def layer(self, i):
+        ctx = LayerContext(i, torch.full_like(self.xs[i], float("nan")))
+        self.strategies[i].submit(self.xs[i], self.topks[i], ctx)
+        self.strategies[i].finish(self.xs[i], self.topks[i], ctx)
+        assert ((ctx.out - self.expected[i]).abs() <= self.bounds[i]).all()
 
 
 @pytest.mark.parametrize(("part_experts", "num_parts"), [(1, 2), (2, 2), (2, 3), (4, 2), (6, 2)])
@@ -95,6 +98,23 @@ def test_a_pass_that_was_given_up_is_no_trace(driver, worker, pool):
     model.strategies[0].submit(model.xs[0], model.topks[0], ctx)
     model.shared.begin(plans)
     model.run()
+
+
+def test_a_pass_goes_on_with_its_own_plan(driver, worker, pool):
+    """Between its layers another one went through all of them, with the experts elsewhere."""
+    model = Model(driver, worker, pool, 2, 2)
+    everything = tuple(range(EXPERTS))
+    on_cpu, streamed = [LayerPlan((), everything)] * LAYERS, [LayerPlan(everything, ())] * LAYERS
+    for outer, inner in ((on_cpu, streamed), (streamed, on_cpu)):
+        model.shared.begin(outer)
+        model.layer(0)
+        suspended = model.shared.suspend()
+        model.shared.begin(inner)
+        model.run()
+        model.shared.resume(suspended)
+        for i in range(1, LAYERS):
+            model.layer(i)
+        assert model.stream.finished
 
 
 class Source:
