@@ -13,6 +13,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import msgspec
 import torch
 
 from proa.native import _C
@@ -72,12 +73,22 @@ def main() -> None:
     parser.add_argument("--context", type=int)
     parser.add_argument("--concurrency", type=int, default=1)
     parser.add_argument("--results", type=Path)
+    parser.add_argument("--bandwidth", type=float)
+    parser.add_argument("--settings", type=json.loads, default={})
     given = parser.parse_args()
     sizes = read_sizes(given.model)
-    machine = probe(Overrides(vram=given.vram), is_share=True)
-    plan = plan_memory(sizes, machine, Wanted(given.context, given.concurrency))
+    overrides = Overrides(vram=given.vram, bandwidth=given.bandwidth)
+    machine = probe(overrides, rates=given.bandwidth is None, is_share=True)
+    config = Wanted(given.context, given.concurrency).config_for(sizes.info.max_position_embeddings)
+    plan = plan_memory(sizes, machine, msgspec.structs.replace(config, **given.settings))
     line: dict[str, Any] = {"what": "planned and found, MiB", "machine": describe_machine()}
-    line |= {"vram_gib": given.vram, "context": plan.context, "concurrency": plan.concurrency, "chunk": plan.chunk}
+    line |= {
+        "settings": given.settings,
+        "vram_gib": given.vram,
+        "context": plan.context,
+        "concurrency": plan.concurrency,
+        "chunk": plan.chunk,
+    }
     line |= {"gpu_experts": plan.gpu_experts, "streams": plan.streams, "refusal": plan.refusal}
     rates = {"pcie": machine.pcie, "vram": machine.vram, "gpu_tflops": machine.gpu_tflops}
     line |= {"read_gb_s": round(machine.read_gb_s, 1)} | {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from proa.attention.gpu import GpuAttention
-from proa.attention.shape import HeadShape
+from proa.attention.shape import MAX_SINGLE, HeadShape
 from proa.device.backend import Device
 from proa.kernels.decode_attention import DecodeScratch, paged_decode
 from proa.kernels.prefill_attention import paged_prefill
@@ -15,13 +15,11 @@ __all__ = ["triton_attention"]
 
 # Batches of at most so many tokens are all taken for single tokens, whose contexts are split over the GPU.
 _FEW_TOKENS = 32
-# Sequences of one token beyond these are taken for chunks: with so many, one program a sequence fills the GPU.
-_MAX_SINGLE = 256
 
 
 def triton_attention(device: Device, shape: HeadShape) -> GpuAttention:
     """Single tokens with their context split over the GPU, chunks of prompts in tiles of tokens."""
-    scratch = DecodeScratch(_MAX_SINGLE, shape.num_heads, shape.value_dim, device.torch_device)
+    scratch = DecodeScratch(MAX_SINGLE, shape.num_heads, shape.value_dim, device.torch_device)
     return GpuAttention(_TritonKernels(scratch))
 
 
@@ -49,7 +47,7 @@ class _TritonKernels:
         num_single: int,
     ) -> None:
         tokens = q.shape[0]
-        single = tokens if tokens <= _FEW_TOKENS else min(num_single, _MAX_SINGLE)
+        single = tokens if tokens <= _FEW_TOKENS else min(num_single, MAX_SINGLE)
         if single:
             paged_decode(
                 q[:single],

@@ -23,7 +23,7 @@ _CUBLAS_BYTES = 32 * _MIB
 _GRAPH_BYTES = 4 * _MIB
 # Interpreter, torch and all else: without and with CUDA and compiled Triton kernels.
 CPU_PROCESS_BYTES = 352 * _MIB
-_GPU_PROCESS_BYTES = 1280 * _MIB
+_GPU_PROCESS_BYTES = 1728 * _MIB
 
 
 def captured_graphs(config: EngineConfig) -> int:

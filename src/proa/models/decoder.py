@@ -10,6 +10,7 @@ import torch
 from proa.attention.backend import AttentionBackend, create_attention
 from proa.attention.batch import ForwardBatch, StillWanted
 from proa.attention.expanded import expanded_bytes
+from proa.attention.shape import single_token_bytes
 from proa.kvcache.layout import KVLayout
 from proa.kvcache.pool import KVPool
 from proa.layers.embedding import Embedding, load_output_head
@@ -36,12 +37,13 @@ MAX_CACHED_ROWS = 64
 NARROW_TOKENS = 4096
 
 
-def gpu_scratch_bytes(spec: DecoderSpec, max_tokens: int) -> int:
-    """What the scratch of a trunk on a GPU takes there from loading on, that of experts and kernels not counted."""
+def gpu_scratch_bytes(spec: DecoderSpec, max_tokens: int, max_positions: int) -> int:
+    """What the scratch of a trunk on a GPU takes there from loading on, with its tables and without the experts'."""
     workspace = _measured_rows(spec, max_tokens)
     for width in {spec.dense_intermediate, spec.moe.shared_intermediate} - {0}:
         mlp_rows(workspace, width, max_tokens)
-    return workspace.device_bytes
+    tables = 4 * spec.attention.rotary.dim * max_positions
+    return workspace.device_bytes + tables + single_token_bytes(spec.head_shape)
 
 
 def gpu_transient_bytes(spec: DecoderSpec, max_tokens: int, max_positions: int) -> int:

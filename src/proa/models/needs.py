@@ -86,8 +86,8 @@ class ModelNeeds:
     def gpu_trunk(self, max_tokens: int, context: int | None = None) -> GpuBytes:
         """With forwards of up to `max_tokens` and sequences of up to `context`, None: as long as the model has."""
         positions = min(context or self.info.max_position_embeddings, self.info.max_position_embeddings)
-        transient = gpu_transient_bytes(self.spec, max_tokens, positions)
-        return GpuBytes(self.gpu_trunk_bytes, gpu_scratch_bytes(self.spec, max_tokens), transient)
+        scratch = gpu_scratch_bytes(self.spec, max_tokens, positions)
+        return GpuBytes(self.gpu_trunk_bytes, scratch, gpu_transient_bytes(self.spec, max_tokens, positions))
 
     def cpu_scratch(self, max_tokens: int, num_threads: int | None = None) -> int:
         """At most what forwards of up to `max_tokens` take on the CPU alone.

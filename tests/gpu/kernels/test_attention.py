@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.gpu.kernels.attention_cases import PagedCase
 
+from proa.attention.shape import MAX_SINGLE, HeadShape, single_token_bytes
 from proa.kernels.decode_attention import DecodeScratch, paged_decode
 from proa.kernels.prefill_attention import paged_prefill
 
@@ -37,6 +38,13 @@ def test_decode(device, name, dtype, block):
     scratch.partial.fill_(float("nan"))
     paged_decode(*case.arguments(), out, scratch)
     torch.testing.assert_close(out.double(), case.expected(), rtol=0, atol=case.tolerance())
+
+
+def test_scratch_takes_no_more_than_is_planned(device):
+    for heads, value_dim in ((64, 512), (128, 512), (32, 128), (96, 256)):
+        assert DecodeScratch(MAX_SINGLE, heads, value_dim, device).nbytes <= single_token_bytes(
+            HeadShape(heads, value_dim)
+        )
 
 
 def test_padding_rows_are_zeros(device):
