@@ -21,5 +21,8 @@ mkdir -p build
 
 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=$type -DCMAKE_CXX_FLAGS="$flags" -DPROA_SANITIZE="$sanitizer" \
   -DPROA_BUILD_PYTHON=OFF -DPROA_BUILD_TESTS=ON >"$build.log" 2>&1 || { cat "$build.log" >&2; exit 1; }
-cmake --build "$build" --parallel "${PROA_BUILD_JOBS:-$(nproc)}"
-ctest --test-dir "$build" --output-on-failure --no-tests=error ${only:+--tests-regex "$only"}
+ctest=(ctest --test-dir "$build" --no-tests=error ${only:+--tests-regex "$only"})
+mapfile -t tests < <("${ctest[@]}" --show-only | sed -n 's/^ *Test *#[0-9]*: //p')  # each has a target of its name
+[ ${#tests[@]} -gt 0 ] || { echo "no C++ test matches '$only'" >&2; exit 2; }
+cmake --build "$build" --parallel "${PROA_BUILD_JOBS:-$(nproc)}" --target "${tests[@]}"
+"${ctest[@]}" --output-on-failure --parallel "${PROA_BUILD_JOBS:-$(nproc)}"
