@@ -121,3 +121,13 @@ def test_open_requests_are_those_that_decode_steps_are_captured_for_and_the_cach
     with pytest.raises(ConfigError, match="GPU memory"):
         requests(12)
     assert solve(141).notes["max_running_requests"].startswith("4, with ")  # as asked for
+
+
+def test_experts_that_all_fit_without_a_ring_need_none() -> None:
+    """17.3 GiB of experts: with a ring a few would stay in RAM, and cross the bus for every prompt."""
+    plan = solve(36, expert_bytes=2 * 384 * 24_772_608, context_length=32768)
+    assert plan.placed is not None and plan.placed.on_gpu.all() and plan.placed.ring_bytes == 0
+    assert plan.config.chunked_prefill_size == 4096 and plan.kv.max_model_len == 32768
+    # Where some have to stay the bus carries them.
+    some = solve(28, expert_bytes=2 * 384 * 24_772_608, context_length=32768)
+    assert some.placed is not None and not some.placed.on_gpu.all() and some.placed.stream_from is not None

@@ -142,7 +142,9 @@ def _on_cpu(config: EngineConfig, *, needs: ModelNeeds, ram_bytes: int) -> Engin
 def _on_gpu(config: EngineConfig, *, gpu: Gpu, needs: ModelNeeds, ram_bytes: int) -> EnginePlan:
     """The largest pass whose buffers fit and leave enough; with a number of tokens in `config`, that one."""
     refusal: NoRoomError | None = None
-    tight: EnginePlan | None = None
+    tight = _all_there(config, gpu, needs, ram_bytes)
+    if tight is not None:
+        return tight
     for candidate in _candidates(config, needs.info):
         trunk = needs.gpu_trunk(max_forward_tokens(candidate), config.context_length)
         try:
@@ -151,9 +153,8 @@ def _on_gpu(config: EngineConfig, *, gpu: Gpu, needs: ModelNeeds, ram_bytes: int
             # What the smallest one lacks is what is lacking.
             refusal = error
             continue
-        assert plan.placed is not None
-        streams = plan.placed.stream_from is not None
-        if tight is not None and not streams and not plan.placed.on_gpu.all():
+        streams = plan.placed is not None and plan.placed.stream_from is not None
+        if tight is not None and not streams:
             break  # a few experts more are worth less than a bus that carries the others
         if config.chunked_prefill_size is not None or _is_reasonable(plan, gpu, needs, trunk):
             return plan
@@ -163,6 +164,22 @@ def _on_gpu(config: EngineConfig, *, gpu: Gpu, needs: ModelNeeds, ram_bytes: int
         return tight
     assert refusal is not None, "the smallest pass is reasonable or does not fit"
     raise refusal
+
+
+def _all_there(config: EngineConfig, gpu: Gpu, needs: ModelNeeds, ram_bytes: int) -> EnginePlan | None:
+    """With every expert on the GPU, where they fit: no ring and no bus then."""
+    for size in (config.chunked_prefill_size,) if config.chunked_prefill_size is not None else RESIDENT_TOKENS:
+        candidate = msgspec.structs.replace(config, chunked_prefill_size=size, gpu_prefill_threshold=0)
+        trunk = needs.gpu_trunk(max_forward_tokens(candidate), config.context_length)
+        try:
+            plan = _with_pass(candidate, gpu, needs, trunk, ram_bytes)
+        except NoRoomError:
+            continue
+        assert plan.placed is not None
+        is_told = config.chunked_prefill_size is not None
+        if plan.placed.on_gpu.all() and (is_told or _is_reasonable(plan, gpu, needs, trunk)):
+            return plan
+    return None
 
 
 def _candidates(config: EngineConfig, model: ModelInfo) -> Iterator[EngineConfig]:
