@@ -19,9 +19,9 @@ RING_SHARE = 8  # the ring takes at most this part of the GPU memory that the tr
 MAX_MOVES = 16
 # By so many experts a layer's share of the GPU may shrink: they have memory in RAM from the start.
 RAM_SLOTS = 8
-# In forwards of more tokens experts may cross the bus: planning one takes some milliseconds, of which a decode step has
-# none to spare.
-FEW_TOKENS = 64
+# In forwards of more tokens experts may cross the bus, though a third of K2's is all that so few need of a layer: the CPU
+# is done with the rest sooner. With fewer most of what crosses is not needed.
+FEW_TOKENS = 16
 
 
 def expert_budget(config: EngineConfig, info: ExpertInfo) -> ExpertBudget | None:
