@@ -19,8 +19,8 @@ RING_SHARE = 8  # the ring takes at most this part of the GPU memory that the tr
 MAX_MOVES = 16
 # By so many experts a layer's share of the GPU may shrink: they have memory in RAM from the start.
 RAM_SLOTS = 8
-# In forwards of more tokens experts may cross the bus, before it is known who needs them: 17 tokens need three of ten of
-# a layer of K2's, of fewer tokens most of what crosses would be for nobody.
+# In forwards of more tokens experts may cross the bus, before it is known who needs them: 17 tokens need a third of a
+# layer of K2's, of fewer tokens most of what crosses would be for nobody.
 FEW_TOKENS = 16
 
 
