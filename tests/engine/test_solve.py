@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from proa.core.errors import ConfigError
 from proa.device.select import Gpu
 from proa.engine.config import EngineConfig
 from proa.engine.expert_placement import with_experts
-from proa.engine.solve import EnginePlan
+from proa.engine.solve import EnginePlan, NoRoomError
 from proa.engine.solve import solve as solve_engine
 from proa.kvcache.layout import KVLayout
 from proa.models import ExpertInfo, GpuBytes, ModelInfo
@@ -46,9 +48,9 @@ def trunk(max_tokens: int) -> GpuBytes:
 
 
 def solve(vram_gib: float, *, expert_bytes: int = EXPERT_BYTES, **config: Any) -> EnginePlan:
-    settings = EngineConfig(model_path="", to_engine="", from_engine="", **{"max_running_requests": 4, **config})
+    configured = EngineConfig(model_path="", to_engine="", from_engine="", **{"max_running_requests": 4, **config})
     gpu = Gpu(0, "GPU", int((vram_gib - 0.5) * GIB), int(vram_gib * GIB))
-    return solve_engine(settings, Needs(expert_bytes), gpu, 800 * GIB)
+    return solve_engine(configured, Needs(expert_bytes), gpu, 800 * GIB)
 
 
 @pytest.mark.parametrize(("vram_gib", "tokens"), [(24, 8192), (32, 16384), (48, 32768), (141, 32768)])
@@ -131,3 +133,52 @@ def test_experts_that_all_fit_without_a_ring_need_none() -> None:
     # Where some have to stay the bus carries them.
     some = solve(28, expert_bytes=2 * 384 * 24_772_608, context_length=32768)
     assert some.placed is not None and not some.placed.on_gpu.all() and some.placed.stream_from is not None
+
+
+_OPEN = st.none()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    vram_gib=st.floats(11, 60),
+    ram_gib=st.floats(1, 900),
+    expert_gib=st.floats(0.1, 600),
+    config=st.fixed_dictionaries(
+        {
+            "max_running_requests": _OPEN | st.integers(1, 64),
+            "max_total_tokens": _OPEN | st.integers(1, 2**20),
+            "context_length": _OPEN | st.integers(1, 262144),
+            "chunked_prefill_size": _OPEN | st.integers(1, 65536),
+            "gpu_prefill_threshold": _OPEN | st.integers(0, 5000),
+            "mem_fraction_static": _OPEN | st.floats(0.01, 1.0),
+            "gpu_experts": _OPEN | st.integers(0, 500),
+            "kv_cache_dtype": st.sampled_from(["auto", "float32", "bfloat16"]),
+            "expert_updates": st.booleans(),
+        }
+    ),
+)
+def test_any_settings_fit_or_are_refused(
+    vram_gib: float, ram_gib: float, expert_gib: float, config: dict[str, Any]
+) -> None:
+    """What is told is kept, what is planned is there, and what cannot be is an error of the user."""
+    config_given = EngineConfig(model_path="", to_engine="", from_engine="", **config)
+    gpu = Gpu(0, "GPU", int(vram_gib * GIB), int(vram_gib * GIB) + GIB)
+    ram = int(ram_gib * GIB)
+    refusal: NoRoomError | None = None
+    try:
+        plan = solve_engine(config_given, Needs(int(expert_gib * GIB)), gpu, ram)
+    except NoRoomError as error:
+        refusal = error
+    if refusal is not None:
+        assert refusal.vram and refusal.ram and str(refusal)
+        return
+    assert sum(plan.vram.values()) <= gpu.free_bytes
+    loading = plan.ram["loading"]
+    assert sum(plan.ram.values()) - loading <= ram
+    told = {name: value for name, value in config.items() if value is not None}
+    kept = ("max_running_requests", "chunked_prefill_size", "kv_cache_dtype", "context_length", "max_total_tokens")
+    assert all(getattr(plan.config, name) == told[name] for name in kept if name in told)
+    assert plan.kv.num_tokens <= told.get("max_total_tokens", 2**40)
+    assert plan.kv.max_model_len == told.get("context_length", plan.kv.max_model_len)
+    assert plan.kv.num_tokens >= plan.kv.max_model_len
+    assert plan.config.max_running_requests is not None and plan.config.chunked_prefill_size is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 import numpy as np
@@ -139,7 +140,8 @@ class Runner:
         self._model.recover()
         if device.type == "cuda":
             torch.cuda.empty_cache()
-            self._take_memory()
+            with suppress(torch.OutOfMemoryError):  # somebody else has it; steps take what they find
+                self._take_memory()
 
     def _take_memory(self) -> None:
         """Has torch's allocator hold what a step takes, in one piece, before a prompt needs it."""

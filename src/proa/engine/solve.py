@@ -142,9 +142,10 @@ def _on_cpu(config: EngineConfig, *, needs: ModelNeeds, ram_bytes: int) -> Engin
 def _on_gpu(config: EngineConfig, *, gpu: Gpu, needs: ModelNeeds, ram_bytes: int) -> EnginePlan:
     """The largest pass whose buffers fit and leave enough; with a number of tokens in `config`, that one."""
     refusal: NoRoomError | None = None
-    tight = _all_there(config, gpu, needs, ram_bytes)
-    if tight is not None:
-        return tight
+    tight: EnginePlan | None = None
+    everything = _all_there(config, gpu, needs, ram_bytes)
+    if everything is not None:
+        return everything
     for candidate in _candidates(config, needs.info):
         trunk = needs.gpu_trunk(max_forward_tokens(candidate), config.context_length)
         try:
@@ -153,17 +154,25 @@ def _on_gpu(config: EngineConfig, *, gpu: Gpu, needs: ModelNeeds, ram_bytes: int
             # What the smallest one lacks is what is lacking.
             refusal = error
             continue
-        streams = plan.placed is not None and plan.placed.stream_from is not None
-        if tight is not None and not streams:
+        if tight is not None and not _streams(plan) and _streams(tight) and _holds_a_pass(tight, needs.info):
             break  # a few experts more are worth less than a bus that carries the others
         if config.chunked_prefill_size is not None or _is_reasonable(plan, gpu, needs, trunk):
             return plan
-        if streams and plan.kv.num_tokens >= plan.config.pass_tokens:
-            tight = plan
+        tight = plan
     if tight is not None:
         return tight
-    assert refusal is not None, "the smallest pass is reasonable or does not fit"
+    assert refusal is not None, "there is at least one candidate"
     raise refusal
+
+
+def _streams(plan: EnginePlan) -> bool:
+    return plan.placed is not None and plan.placed.stream_from is not None
+
+
+def _holds_a_pass(plan: EnginePlan, model: ModelInfo) -> bool:
+    """Whether the cache is as long as a pass, or as the longest sequence."""
+    longest = plan.config.context_length or model.max_position_embeddings
+    return plan.kv.num_tokens >= min(plan.config.pass_tokens, longest)
 
 
 def _all_there(config: EngineConfig, gpu: Gpu, needs: ModelNeeds, ram_bytes: int) -> EnginePlan | None:
