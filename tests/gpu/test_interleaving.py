@@ -13,6 +13,7 @@ pytest.importorskip("compressed_tensors")
 from tests.gpu.test_gpu_experts import load
 from tests.gpu.test_trunk import Replayed, on_gpu_only, trunk  # noqa: F401, fixtures
 from tests.models.conftest import make_case, one_torch_thread, runtime  # noqa: F401, fixtures
+from tests.models.interleaving import Interleaved
 from tests.models.paging import Pager
 from tests.models.test_oracle import tokens
 from tests.models.variants import VARIANTS
@@ -20,23 +21,6 @@ from tests.models.variants import VARIANTS
 from proa.models import DecodeGraphs
 
 STEPS = 12
-
-
-class Interleaved:
-    """A model whose passes stop between layers, where `between` is called."""
-
-    def __init__(self, model, between):
-        self.layout = model.layout
-        self._model, self._between = model, between
-
-    def forward(self, batch, kv, still_wanted=None):
-        layers = self._model.layers(batch, kv, still_wanted)
-        while True:
-            try:
-                next(layers)
-            except StopIteration as end:
-                return end.value
-            self._between()
 
 
 @on_gpu_only
@@ -75,7 +59,7 @@ def test_a_pass_and_the_steps_between_its_layers(name, share, stream_from, graph
         pages.model = model
         expected = pages.forward([(pages.sequence(40), prompt)])
         step, found_steps = answers(3), []
-        pages.model = Interleaved(model, lambda: found_steps.append(step()))
+        pages.model = Interleaved(model, lambda _: found_steps.append(step()))
         found = pages.forward([(pages.sequence(40), prompt)])
     assert len(found_steps) >= 1
     assert torch.equal(found, expected)
