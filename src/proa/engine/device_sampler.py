@@ -17,7 +17,13 @@ from proa.engine.random_numbers import uniform
 from proa.engine.request import Request
 from proa.engine.sampler import GREEDY_TEMPERATURE, Draw
 
-__all__ = ["Drawable", "draw_on_device"]
+__all__ = ["BYTES_PER_DRAWN_LOGIT", "ROWS_TOGETHER", "Drawable", "draw_on_device"]
+
+# What is drawn from at a time: sorting and summing a row takes many times its own size.
+ROWS_TOGETHER = 32
+# The most that is alive at once while a row is drawn from, beside the logits: the row itself, weights and keys (4 bytes
+# each), its order and the buffers it is sorted with (12 and 24), or sums and what they are made of (8 each).
+BYTES_PER_DRAWN_LOGIT = 60
 
 # Logits [vocab] to draw from, or what was drawn.
 Drawable: TypeAlias = NDArray[np.float32] | Draw
@@ -29,8 +35,13 @@ def draw_on_device(logits: torch.Tensor, requests: Sequence[Request]) -> list[Dr
     Rows that need more than a draw (log-probabilities, penalties, biases, a constraint) or that nothing can be drawn
     from come back as they are: `proa.engine.sampler.draw` knows what to do.
     """
-    if not requests:
-        return []
+    drawn: list[Drawable] = []
+    for first in range(0, len(requests), ROWS_TOGETHER):
+        drawn += _draw(logits[first : first + ROWS_TOGETHER], requests[first : first + ROWS_TOGETHER])
+    return drawn
+
+
+def _draw(logits: torch.Tensor, requests: Sequence[Request]) -> list[Drawable]:
     largest = logits.amax(-1, keepdim=True)  # NaN where a row has one
     tokens = _first(logits == largest)
     sampled = [row for row, request in enumerate(requests) if _needs_draw(request) and _is_samplable(request)]

@@ -6,6 +6,7 @@ Constants are what runs on an H200 and on CPUs showed (benchmarks/LOG.md, "Plann
 from __future__ import annotations
 
 from proa.engine.config import EngineConfig
+from proa.engine.device_sampler import BYTES_PER_DRAWN_LOGIT, ROWS_TOGETHER
 from proa.models import ExpertInfo, ExpertPlan, GpuBytes, ModelInfo
 from proa.moe.cpu_experts import expert_scratch_bytes
 from proa.moe.hybrid_layers import MAX_FEW_TOKENS, PASS_ROWS, max_cpu_tokens
@@ -13,8 +14,6 @@ from proa.moe.hybrid_layers import MAX_FEW_TOKENS, PASS_ROWS, max_cpu_tokens
 __all__ = ["CPU_PROCESS_BYTES", "captured_graphs", "gpu_rows", "host_rows", "running_bytes"]
 
 _MIB = 2**20
-# Logits are there twice, and once more while they are sampled from, sorted with their indices of 8 bytes.
-_BYTES_PER_LOGIT = 4 + 4 + 12
 # Kernels as they are loaded, of proa, Triton and torch's libraries: what the driver takes beside torch.
 _KERNEL_BYTES = 256 * _MIB
 # Workspace of cuBLAS, one of the stream that forwards run on.
@@ -45,7 +44,8 @@ def gpu_rows(config: EngineConfig, model: ModelInfo, needed: GpuBytes) -> dict[s
 
 def running_bytes(config: EngineConfig, model: ModelInfo, needed: GpuBytes) -> int:
     """At most what torch takes at a time while a step runs: in its layers, or where tokens are drawn."""
-    return max(needed.transient, config.requests * model.vocab_size * _BYTES_PER_LOGIT)
+    drawing = 4 * config.requests + BYTES_PER_DRAWN_LOGIT * min(config.requests, ROWS_TOGETHER)
+    return max(needed.transient, model.vocab_size * drawing)
 
 
 def host_rows(config: EngineConfig, info: ExpertInfo, placed: ExpertPlan, max_tokens: int) -> dict[str, int]:
