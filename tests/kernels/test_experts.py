@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -321,3 +322,18 @@ def test_load_refuses(pool: _C.ThreadPool) -> None:
     with pytest.raises(ValueError, match=r"\[ExpertLayer.is_loaded\]"):
         layer.is_loaded(-1)
     assert not layer.is_loaded(0)
+
+
+def test_a_workspace_can_be_resident_from_the_start(pool: _C.ThreadPool) -> None:
+    """Where memory belongs to nodes its pages wait for those who compute with them."""
+
+    def resident() -> int:
+        return psutil.Process().memory_info().rss
+
+    workspace = _C.ExpertWorkspace(pool, 1 << 15)
+    layer = Experts.make("int4_g32").load(workspace)
+    before = resident()
+    workspace.touch()
+    grown, nodes = resident() - before, len({node for _, node in _C.worker_cpus(pool.num_threads)})
+    assert nodes > 1 or grown >= 0.8 * workspace.nbytes > 0
+    assert layer.is_loaded(0)
