@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("transformers")
 pytest.importorskip("compressed_tensors")
 
-from tests.gpu.test_gpu_experts import load
+from tests.gpu.test_gpu_experts import load, plan_of
 from tests.gpu.test_trunk import Replayed, on_gpu_only, trunk  # noqa: F401, fixtures
 from tests.models.conftest import make_case, one_torch_thread, runtime  # noqa: F401, fixtures
 from tests.models.interleaving import Interleaved
@@ -29,7 +29,7 @@ STEPS = 12
 @pytest.mark.parametrize("graphs", [True, False])
 def test_a_pass_and_the_steps_between_its_layers(name, share, stream_from, graphs, make_case, runtime, trunk, device):
     path = make_case(next(v for v in VARIANTS if v.name == name)).path
-    model, _ = load(path, runtime, trunk, share, stream_from)
+    model = load(path, runtime, trunk, plan_of(path, share, stream_from))
     pages = Pager(model, num_blocks=64, dtype="bfloat16", device=device)
     with torch.inference_mode():
         decoding = Replayed(model, DecodeGraphs(model, pages.kv, max_batch=2, max_blocks=8)) if graphs else model

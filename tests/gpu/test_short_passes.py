@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("transformers")
 pytest.importorskip("compressed_tensors")
 
-from tests.gpu.test_gpu_experts import load
+from tests.gpu.test_gpu_experts import load, plan_of
 from tests.gpu.test_trunk import Replayed, on_gpu_only, trunk  # noqa: F401, fixtures
 from tests.models.conftest import make_case, one_torch_thread, runtime  # noqa: F401, fixtures
 from tests.models.interleaving import Interleaved
@@ -27,7 +27,7 @@ from proa.models import DecodeGraphs
 @pytest.mark.parametrize("graphs", [True, False])
 def test_a_pass_and_a_shorter_one_between_its_layers(name, share, graphs, make_case, runtime, trunk, device):
     path = make_case(next(v for v in VARIANTS if v.name == name)).path
-    model, _ = load(path, runtime, trunk, share, 20)
+    model = load(path, runtime, trunk, plan_of(path, share, 20))
     pages = Pager(model, num_blocks=128, dtype="bfloat16", device=device)
     long, texts, answer = tokens(40, seed=9), [tokens(count, seed=count) for count in (11, 24, 33)], tokens(60, seed=3)
     with torch.inference_mode():
