@@ -96,6 +96,10 @@ void not_numbers() {
       CHECK_EQ(std::set<int32_t>(ids.begin(), ids.end()).size(), size_t{4});
       for (int32_t id : ids) CHECK(id >= 0 && id < 8);
     }
+  // What is no number comes last.
+  const auto ids =
+      run({.num_experts = 8, .top_k = 7, .score = Score::kSigmoid}, {nan, 1, nan, 2, inf, -inf, 0, 0}).ids;
+  CHECK(ids == std::vector<int32_t>({4, 3, 1, 6, 7, 5, 0}));
 }
 
 // Enough tokens to be spread over the threads.
