@@ -11,8 +11,8 @@ from proa.core.errors import CheckpointError
 __all__ = ["parse_json_object", "read_json_object"]
 
 MAX_JSON_FILE_BYTES = 256 << 20
-# Values of three bytes each would take 30 times the memory of the file, entries of tensors 20 times. A trillion-parameter
-# checkpoint whose tensors all lie in one file has about 1.5 million commas in its header.
+# Values of three bytes each would take 30 times the memory of the file, entries of tensors 20 times. A checkpoint of a
+# trillion parameters whose tensors all lie in one file has about 1.5 million commas in its header.
 MAX_JSON_COMMAS = 4_000_000
 
 
