@@ -51,7 +51,7 @@ def test_what_cannot_be_read_has_no_ways(tmp_path):
         ({"max_total_tokens": 10**9}, "--max-total-tokens "),
         ({"max_total_tokens": 10**9, "context_length": 4096}, "--max-total-tokens "),
         (
-            {"max_running_requests": 1024, "cuda_graph_max_bs": 256, "max_total_tokens": 10**9},
+            {"chunked_prefill_size": 65536, "cuda_graph_max_bs": 256, "max_total_tokens": 10**9},
             "--cuda-graph-max-bs 16, without ",
         ),
         ({"context_length": 262144, "kv_cache_dtype": "float32"}, "--kv-cache-dtype bfloat16"),

@@ -225,6 +225,9 @@ def _with_pass(config: EngineConfig, gpu: Gpu, needs: ModelNeeds, trunk: GpuByte
         asked = _tokens_asked(config)
         vram = vram_rows(config, info, needed, placed, cache_tokens=asked, expert_bytes=expert_bytes)
         raise NoRoomError(error, config, ram_rows(placed), vram) from error
+    # Sequences are no longer than this; what that leaves is nobody's.
+    transient = needs.gpu_trunk(max_tokens, kv.max_model_len).transient
+    needed = replace(needed, transient=min(needed.transient, transient))
     ram = ram_rows(placed)
     vram = vram_rows(config, info, needed, placed, cache_tokens=kv.num_tokens, expert_bytes=expert_bytes)
     notes |= {"gpu_memory": table_of(vram, gpu.free_bytes), "memory": table_of(ram, ram_bytes)}
