@@ -66,25 +66,25 @@ def test_the_window_bounds_what_is_read_ahead(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(FileReader, "read", record)
     with ReadAhead(ranges, 3 * SLOT_BYTES, num_threads=1) as reading:
         assert reading.view("0") is not None
-        assert settled(read) == [0, 1, 2]
+        assert settled(read, 3) == [0, 1, 2]
         reading.release("0")
-        assert settled(read) == [0, 1, 2, 3]
+        assert settled(read, 4) == [0, 1, 2, 3]
         reading.release("7")  # not wanted any more
         for name in ("1", "2", "3"):
             reading.release(name)
-        assert settled(read) == [0, 1, 2, 3, 4, 5, 6]
+        assert settled(read, 7) == [0, 1, 2, 3, 4, 5, 6]
         assert reading.view("9") is None, "the window is full"
         reading.release("5")
         assert reading.view("9") is not None, "what the loader waits for comes first"
-        assert settled(read) == [0, 1, 2, 3, 4, 5, 6, 9]
+        assert settled(read, 8) == [0, 1, 2, 3, 4, 5, 6, 9]
 
 
-def settled(read: list[int]) -> list[int]:
-    """The list once it has not grown for a while."""
-    count = -1
-    while count != len(read):
-        count = len(read)
-        time.sleep(0.05)
+def settled(read: list[int], count: int) -> list[int]:
+    """The list once it has `count` entries, and had time to get more."""
+    end = time.monotonic() + 10
+    while len(read) < count and time.monotonic() < end:
+        time.sleep(0.005)
+    time.sleep(0.05)
     return read
 
 
@@ -115,6 +115,33 @@ def test_a_file_cut_short_while_it_is_read_is_named(tmp_path: Path) -> None:
         ),
     ):
         reading.view("1")
+
+
+def test_mapped_bytes_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel says EFAULT where touching a page would be SIGBUS; a loader that asks later learns it."""
+    kept = ranges_of(tmp_path / "f", [3 * PAGE], keep=(0,))[0]
+    tried = threading.Event()
+
+    def bad(*_: object) -> bool:
+        tried.set()
+        return False
+
+    monkeypatch.setattr(module, "_populate", bad)
+    with ReadAhead([kept]) as reading:
+        assert tried.wait(10)
+        for thread in reading._threads:
+            thread.join()  # an error ends them
+        with pytest.raises(CheckpointError, match=r"f: 0\] expected bytes that can be read, got a failing disk"):
+            reading.view("0")
+
+
+def test_the_kernel_tells_pages_that_cannot_be_read(tmp_path: Path) -> None:
+    data = ranges_of(tmp_path / "f", [2 * PAGE])[0].data
+    assert module._populate(data.ctypes.data, data.nbytes)
+    os.truncate(tmp_path / "f", PAGE)
+    # Kernels before 5.14, and gVisor's, do not know.
+    knows = module._madvise(data.ctypes.data, PAGE, module._MADV_POPULATE_READ) == 0
+    assert module._populate(data.ctypes.data, data.nbytes) != knows
 
 
 def test_a_failing_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

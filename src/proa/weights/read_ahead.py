@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import errno
 import mmap
 import os
 import threading
@@ -137,6 +138,8 @@ class ReadAhead:
             if extent is None or extent.state is _State.GONE:
                 return None
             if not extent.staged:
+                if self._error is not None:
+                    raise self._error
                 if self._range_of[name].keep:
                     self._let_go(extent, name)
                 return None
@@ -246,7 +249,9 @@ class ReadAhead:
     def _read(self, extent: _Extent, first: int, size: int) -> None:
         item = extent.ranges[0]
         if not extent.staged:
-            _populate(item.data.ctypes.data - item.begin + extent.begin + first, size)
+            if not _populate(item.data.ctypes.data - item.begin + extent.begin + first, size):
+                where = f"{item.path}: {item.name}"
+                raise CheckpointError(where, "bytes that can be read", "a failing disk, or a file that was cut short")
             return
         assert extent.memory is not None
         begin = extent.begin + first
@@ -286,11 +291,18 @@ def _joins(extent: _Extent, rank: int, item: ReadRange, join_bytes: int) -> bool
     )
 
 
-def _populate(address: int, size: int) -> None:
-    """Map every page of whole pages for reading, waiting for the disk without the interpreter lock."""
-    if _madvise(address, size, _MADV_POPULATE_READ) != 0:
-        # An older kernel: start the reads at least.
-        _madvise(address, size, mmap.MADV_WILLNEED)
+def _populate(address: int, size: int) -> bool:
+    """Map every page of whole pages for reading, waiting for the disk without the interpreter lock.
+
+    False: touching them would be SIGBUS.
+    """
+    if _madvise(address, size, _MADV_POPULATE_READ) == 0:
+        return True
+    if ctypes.get_errno() == errno.EFAULT:
+        return False
+    # An older kernel: start the reads at least.
+    _madvise(address, size, mmap.MADV_WILLNEED)
+    return True
 
 
 _madvise = ctypes.CDLL(None, use_errno=True).madvise
