@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from contextlib import suppress
@@ -96,6 +97,6 @@ def test_a_launch_line_of_sglang_serves(start_server):
     server = start_server("-m", "proa.launch_server", *line.split())
     (model,) = server.client().models.list().data
     assert (model.id, model.max_model_len) == ("kimi-k2.7-code", 2048)
-    notes = server.log.read_text()
-    assert "note: --kt-threadpool-count: threads are pinned to cores found at start" in notes
-    assert "note: --trust-remote-code: proa never runs code from a model directory" in notes
+    table = server.log.read_text()
+    for name, text in (("threadpool-count", "threads are pinned to cores"), ("method +BF16", "Format the routed")):
+        assert re.search(f"^  --kt-{name} +{text}", table, re.MULTILINE), table
