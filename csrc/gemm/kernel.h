@@ -16,11 +16,16 @@ namespace proa::gemm {
 // (quantized_act.h, split_act.h; act_format.h has their sizes).
 enum class ActFormat : uint8_t { kF32, kInt8G32, kInt8G32Halves, kInt16G128, kBf16, kBf16x2 };
 
-// Row m of the activations is data + stride_bytes * (index == nullptr ? m : index[m]).
+// Row m of the activations is data + stride_bytes * (index == nullptr ? m : index[m]). Tiled: every
+// kBlockRows rows, the last ones aside, are one block that the cell's `pack` wrote, at the place of the
+// first.
 struct ActRows {
+  static constexpr int64_t kBlockRows = 16;
+
   const std::byte* data = nullptr;
   int64_t stride_bytes = 0;
   const int32_t* index = nullptr;
+  bool tiled = false;
 
   const std::byte* row(int64_t m) const noexcept {
     return data + stride_bytes * (index == nullptr ? m : index[m]);
@@ -55,6 +60,10 @@ struct Kernel {
   void (*quantize)(const float* x, int64_t first, int64_t count, int64_t in_features, float fine_above,
                    std::byte* row) noexcept;
   void (*gemm)(const GemmArgs& args) noexcept;
+  // Rearranges `count` <= kBlockRows rows that `quantize` wrote so that tiles of them are read one after the
+  // other; a block takes no more than kBlockRows rows do. nullptr: the cell reads rows only.
+  void (*pack)(const std::byte* const* rows, int64_t count, int64_t in_features,
+               std::byte* block) noexcept = nullptr;
 };
 
 // Every cell of this binary, best first within a format.

@@ -74,6 +74,15 @@ void split(const float* x, int64_t first, int64_t count, int64_t, float, std::by
   }
 }
 
+template <int64_t Terms>
+void pack(const std::byte* const* rows, int64_t count, int64_t in_features, std::byte* block) noexcept {
+  const int64_t lines = (in_features + kSplitColumns - 1) / kSplitColumns * Terms;
+  for (int64_t m = 0; m < count; ++m)
+    for (int64_t line = 0; line < lines; ++line)
+      _mm512_store_si512(block + split_block_offset(line, m),
+                         _mm512_loadu_si512(rows[m] + line * kSplitTermBytes));
+}
+
 // Where the tiles of a chunk of activations stand, in bytes: first + i * block + s * step + t * term for
 // token block i, step s and term t, with rows `stride` apart.
 struct ActTiles {
@@ -132,6 +141,9 @@ template <int64_t Terms>
 ActTiles act_tiles(const Pass& pass, const Steps& steps, Scratch& scratch) noexcept {
   const ActRows& rows = pass.args.x;
   const int64_t offset = steps.first * Terms * kSplitTermBytes;
+  if (rows.tiled)
+    return {rows.row(pass.first_token) + kTileRows * offset, kTileRows * rows.stride_bytes,
+            Terms * kTileBytes, kTileBytes, kTileRowBytes};
   if (rows.index == nullptr || pass.num_tokens == 1)
     return {rows.row(pass.first_token) + offset, kTileRows * rows.stride_bytes, Terms * kSplitTermBytes,
             kSplitTermBytes, rows.stride_bytes};

@@ -18,6 +18,9 @@ inline constexpr int64_t kMaxSplitTerms = 2;
 inline constexpr int64_t kSplitColumns = 32;
 inline constexpr int64_t kSplitTermBytes = 2 * kSplitColumns;
 
+// In a tiled block (gemm::ActRows) line i of row m stands here.
+constexpr int64_t split_block_offset(int64_t line, int64_t m) noexcept { return 64 * (16 * line + m); }
+
 constexpr int64_t split_row_bytes(int64_t terms, int64_t in_features) noexcept {
   return spread_row_bytes((in_features + kSplitColumns - 1) / kSplitColumns * terms * kSplitTermBytes);
 }

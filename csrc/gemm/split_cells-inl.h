@@ -5,7 +5,7 @@
 
 template <class Weight>
 void gemm(const GemmArgs& args) noexcept {
-  if (Weight::kOnVectors && args.num_tokens == 1) return one_token<Weight>(args);
+  if (Weight::kOnVectors && args.num_tokens == 1 && !args.x.tiled) return one_token<Weight>(args);
   const TileRelease release;
   Scratch scratch;
   for (int64_t panel = args.panel_begin; panel < args.panel_end; panel += kPanelsPerPass)
@@ -19,6 +19,12 @@ template <class Weight, int64_t Terms>
 constexpr Kernel split_kernel(const char* name, cpu::IsaMask isa,
                               const char* (*reject)(const format::Shape&) noexcept) {
   static_assert(Terms == 1 || Terms == 2);
-  return {name,   isa,          Weight::kFormat,           Terms == 1 ? ActFormat::kBf16 : ActFormat::kBf16x2,
-          reject, split<Terms>, gemm<Split<Weight, Terms>>};
+  return {name,
+          isa,
+          Weight::kFormat,
+          Terms == 1 ? ActFormat::kBf16 : ActFormat::kBf16x2,
+          reject,
+          split<Terms>,
+          gemm<Split<Weight, Terms>>,
+          pack<Terms>};
 }

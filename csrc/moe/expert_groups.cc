@@ -22,10 +22,13 @@ void ExpertGroups::assign(std::span<const int32_t> ids, int64_t top_k, int64_t n
   for (int32_t id : ids)
     if (id >= 0) ++starts_[static_cast<size_t>(id) + 1];
   active_.clear();
+  int32_t blocks = 0;
   for (size_t e = 0; e < static_cast<size_t>(num_experts); ++e) {
     const int32_t count = starts_[e + 1];
     starts_[e + 1] += starts_[e];
-    if (count > 0) active_.push_back({static_cast<int32_t>(e), starts_[e], starts_[e + 1]});
+    if (count == 0) continue;
+    active_.push_back({static_cast<int32_t>(e), starts_[e], starts_[e + 1], blocks});
+    blocks += static_cast<int32_t>(active_.back().num_blocks());
   }
   for (size_t pair = 0; pair < ids.size(); ++pair) {
     positions_[pair] = -1;

@@ -5,13 +5,21 @@
 #include <span>
 #include <vector>
 
+#include "gemm/kernel.h"
+
 namespace proa::moe {
 
 // Positions [begin, end) of the sorted pairs belong to `expert`.
 struct ExpertGroup {
+  static constexpr int64_t kBlockRows = gemm::ActRows::kBlockRows;
+
   int32_t expert;
   int32_t begin;
   int32_t end;
+  int32_t
+      first_block;  // when the positions of every expert are cut into blocks of kBlockRows, the last smaller
+
+  int64_t num_blocks() const noexcept { return (size() + kBlockRows - 1) / kBlockRows; }
 
   int64_t size() const noexcept { return end - begin; }
 };

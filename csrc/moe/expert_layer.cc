@@ -1,22 +1,19 @@
 #include "moe/expert_layer.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstring>
 #include <iterator>
 
 #include "gemm/act_budget.h"
 #include "gemm/act_format.h"
+#include "moe/rows.h"
 #include "moe/tiles.h"
 #include "ops/kernels.h"
 
 namespace proa::moe {
 namespace {
 
-// What a tile of down costs beside its rows, in rows: from the rates of tiles of 32 to 256 rows.
-constexpr int64_t kFewTokensOverhead = 2;
-constexpr int64_t kManyTokensOverhead = 32;
 // Results of one down tile per thread, when the largest batch allows.
 constexpr int64_t kResultBytes = 8 << 20;
 // Quantizing or copying less than this is done by the caller: a fork would take longer.
@@ -29,22 +26,23 @@ constexpr auto kFloatBytes = static_cast<int64_t>(sizeof(float));
 
 constexpr int64_t padded(int64_t bytes) noexcept { return ceil_div(bytes, 64) * 64; }
 
-void add(float* sum, const float* row, int64_t n) noexcept {
-  for (int64_t r = 0; r < n; ++r) sum[r] += row[r];
+// Rows of activations that the positions of `pairs` pairs take in blocks, those of each expert by themselves.
+constexpr int64_t block_rows(int64_t pairs, int64_t experts) noexcept {
+  return pairs + (ExpertGroup::kBlockRows - 1) * std::min(pairs, experts);
 }
 
-// sum[r] += weight * row[r], unfused, in every build the same.
-void add_scaled(float* sum, const float* row, float weight, int64_t n) noexcept {
-  for (int64_t r = 0; r < n; ++r) sum[r] += weight * row[r];
-}
-
-using NodeCounts = std::array<int64_t, runtime::ThreadPool::kMaxNodes>;
-
-// out[m * rows + r] = row `row` + r of the linear times x[m].
-void multiply(const gemm::Kernel& kernel, const ExpertWeights::Linear& linear, int64_t row, int64_t rows,
-              const gemm::ActRows& x, int64_t tokens, float* out) noexcept {
-  kernel.gemm({linear.data, linear.shape, row / format::kPanelRows, ceil_div(row + rows, format::kPanelRows),
-               x, tokens, out, rows});
+// f(group, begin, end, thread) for all blocks of positions.
+template <class F>
+void for_each_block(const ExpertWorkspace::Lease& scratch, F&& f) noexcept {
+  const std::span<const ExpertGroup> groups = scratch.groups.active();
+  const int64_t blocks = groups.back().first_block + groups.back().num_blocks();
+  scratch.pool.parallel_for(blocks, 1, [&](int64_t block, int64_t, int thread) noexcept {
+    const ExpertGroup& group =
+        *std::prev(std::upper_bound(groups.begin(), groups.end(), block,
+                                    [](int64_t i, const ExpertGroup& g) { return i < g.first_block; }));
+    const int64_t begin = group.begin + (block - group.first_block) * ExpertGroup::kBlockRows;
+    f(group, begin, std::min<int64_t>(group.end, begin + ExpertGroup::kBlockRows), thread);
+  });
 }
 
 }  // namespace
@@ -68,6 +66,9 @@ ExpertLayer::ExpertLayer(ExpertWorkspace& workspace, const ExpertLayerConfig& co
                                 ? gemm::act_row_bytes(config.down_kernel->act, config.intermediate)
                                 : padded(4 * config.intermediate);
   const int64_t max_pairs = workspace.max_tokens() * config.max_top_k;
+  const auto max_rows = [&](const gemm::Kernel& kernel) {
+    return kernel.pack == nullptr ? max_pairs : block_rows(max_pairs, config.num_experts);
+  };
   int64_t largest_tile = kTileStep;
   for (int node = 0; node < workspace.pool().num_nodes(); ++node)
     largest_tile = std::max(largest_tile, down_tile_rows(node, max_pairs, 1));
@@ -76,10 +77,13 @@ ExpertLayer::ExpertLayer(ExpertWorkspace& workspace, const ExpertLayerConfig& co
       .max_pairs = max_pairs,
       .input_bytes = workspace.max_tokens() * input_row_bytes_,
       .gathered_bytes = gemm::reads_in_place(config.gate_up_kernel->act)
-                            ? std::min(max_pairs * input_row_bytes_, kMaxGatheredBytes)
+                            ? std::min(max_rows(*config.gate_up_kernel) * input_row_bytes_, kMaxGatheredBytes)
                             : 0,
       .product_bytes = quantizes_rows_ ? max_pairs * config.intermediate * kFloatBytes : 0,
-      .intermediate_bytes = max_pairs * intermediate_row_bytes_,
+      .intermediate_bytes = max_rows(*config.down_kernel) * intermediate_row_bytes_,
+      .rows_per_thread = quantizes_rows_ && config.down_kernel->pack != nullptr
+                             ? ExpertGroup::kBlockRows * intermediate_row_bytes_
+                             : 0,
       .results_per_thread = max_pairs * std::clamp(kResultBytes / 4 / max_pairs, kTileStep, largest_tile)};
   workspace.reserve(scratch_size_);
 }
@@ -163,23 +167,35 @@ gemm::ActRows ExpertLayer::prepare_input(const Lease& scratch, const Batch& batc
   return {scratch.input, input_row_bytes_, nullptr};
 }
 
-bool ExpertLayer::is_gathered(const ExpertGroup& group) const noexcept {
-  return scratch_size_.gathered_bytes > 0 && group.size() >= kManyTokens &&
-         group.end * input_row_bytes_ <= scratch_size_.gathered_bytes;
+// Of the rows of activations of a group, for cells that read blocks of them: these begin at multiples of
+// kBlockRows.
+int64_t ExpertLayer::first_row(const gemm::Kernel& kernel, const ExpertGroup& group) const noexcept {
+  return kernel.pack == nullptr ? group.begin : group.first_block * ExpertGroup::kBlockRows;
 }
 
-// Copies the rows of the experts that have many tokens to the rows of their positions, where every tile then
-// reads them without bringing them together first.
+bool ExpertLayer::is_gathered(const ExpertGroup& group) const noexcept {
+  const int64_t end =
+      first_row(*config_.gate_up_kernel, group) + ExpertGroup::kBlockRows * group.num_blocks();
+  return scratch_size_.gathered_bytes > 0 && is_many(group) &&
+         end * input_row_bytes_ <= scratch_size_.gathered_bytes;
+}
+
+// Brings the rows of the experts that have many tokens together, where every tile then reads them as they
+// are.
 void ExpertLayer::gather_input(const Lease& scratch, const gemm::ActRows& x) const noexcept {
   const std::span<const ExpertGroup> groups = scratch.groups.active();
-  const auto is_many = [&](const ExpertGroup& group) { return is_gathered(group); };
-  if (std::none_of(groups.begin(), groups.end(), is_many)) return;
-  scratch.pool.parallel_for(static_cast<int64_t>(groups.size()), 1, [&](int64_t g, int64_t, int) noexcept {
-    const ExpertGroup& group = groups[static_cast<size_t>(g)];
-    if (!is_many(group)) return;
-    for (int64_t p = group.begin; p < group.end; ++p)
-      std::memcpy(scratch.gathered + p * input_row_bytes_, x.row(scratch.groups.tokens()[p]),
-                  static_cast<size_t>(input_row_bytes_));
+  if (std::none_of(groups.begin(), groups.end(),
+                   [&](const ExpertGroup& group) { return is_gathered(group); }))
+    return;
+  const gemm::Kernel& kernel = *config_.gate_up_kernel;
+  for_each_block(scratch, [&](const ExpertGroup& group, int64_t begin, int64_t end, int) noexcept {
+    if (!is_gathered(group)) return;
+    const std::byte* rows[ExpertGroup::kBlockRows];
+    for (int64_t p = begin; p < end; ++p) rows[p - begin] = x.row(scratch.groups.tokens()[p]);
+    std::byte* dst = scratch.gathered + (first_row(kernel, group) + begin - group.begin) * input_row_bytes_;
+    if (kernel.pack != nullptr) return kernel.pack(rows, end - begin, config_.hidden, dst);
+    for (int64_t p = begin; p < end; ++p, dst += input_row_bytes_)
+      std::memcpy(dst, rows[p - begin], static_cast<size_t>(input_row_bytes_));
   });
 }
 
@@ -191,118 +207,101 @@ void ExpertLayer::run_gate_up(const Lease& scratch, const gemm::ActRows& x) cons
                 scratch.pool.threads_of(node));
     items[static_cast<size_t>(node)] = plan.num_items();
   }
-  scratch.pool.parallel_for_nodes(items, [&](int node, int64_t item, int) noexcept {
-    gate_up_item(scratch, node, scratch.plans[static_cast<size_t>(node)].item(item), x);
+  scratch.pool.parallel_for_nodes(items, [&](int node, int64_t item, int thread) noexcept {
+    gate_up_item(scratch, node, scratch.plans[static_cast<size_t>(node)].item(item), x, thread);
   });
 }
 
 // The activations of one item, to the rows of its positions.
-void ExpertLayer::gate_up_item(const Lease& scratch, int node, const GateUpItem& item,
-                               gemm::ActRows x) const noexcept {
+void ExpertLayer::gate_up_item(const Lease& scratch, int node, const GateUpItem& item, gemm::ActRows x,
+                               int thread) const noexcept {
   alignas(64) float gate[kMaxBlockTokens * kMaxTileRows];
   alignas(64) float up[kMaxBlockTokens * kMaxTileRows];
-  if (is_gathered(item.group))
-    x.data = scratch.gathered + item.begin * input_row_bytes_;
-  else
+  if (is_gathered(item.group)) {
+    const int64_t first = first_row(*config_.gate_up_kernel, item.group);
+    x.data = scratch.gathered + (first + item.begin - item.group.begin) * input_row_bytes_;
+    x.tiled = config_.gate_up_kernel->pack != nullptr;
+  } else {
     x.index = scratch.groups.tokens() + item.begin;
+  }
   const int32_t expert = item.group.expert;
-  multiply(*config_.gate_up_kernel, weights_.gate(node, expert), item.row, item.rows, x, item.tokens, gate);
-  multiply(*config_.gate_up_kernel, weights_.up(node, expert), item.row, item.rows, x, item.tokens, up);
+  multiply_rows(*config_.gate_up_kernel, weights_.gate(node, expert), item.row, item.rows, x, item.tokens,
+                gate);
+  multiply_rows(*config_.gate_up_kernel, weights_.up(node, expert), item.row, item.rows, x, item.tokens, up);
   const int64_t row = weights_.gate_up_rows(node).first + item.row;
   const ops::OpKernels& kernels = ops::op_kernels();
   for (int64_t m = 0; m < item.tokens; ++m) {
     const int64_t position = item.begin + m;
-    std::byte* dst = scratch.intermediate + position * intermediate_row_bytes_;
     float *gate_row = gate + m * item.rows, *up_row = up + m * item.rows;
-    float* product = quantizes_pieces_ ? gate_row
-                     : quantizes_rows_ ? scratch.products + position * config_.intermediate + row
-                                       : reinterpret_cast<float*>(dst) + row;
+    float* product =
+        quantizes_pieces_ ? gate_row
+        : quantizes_rows_
+            ? scratch.products + position * config_.intermediate + row
+            : reinterpret_cast<float*>(scratch.intermediate + position * intermediate_row_bytes_) + row;
     if (config_.has_bias) {
       add(gate_row, gate_bias_of(expert) + row, item.rows);
       add(up_row, up_bias_of(expert) + row, item.rows);
     }
     kernels.activate(config_.activation, gate_row, up_row, item.rows, product);
-    if (quantizes_pieces_)
-      config_.down_kernel->quantize(product, row, item.rows, config_.intermediate, gemm::kAllFine, dst);
+    if (quantizes_pieces_) quantize_piece(scratch, item.group, position, product, row, item.rows);
   }
-  if (quantizes_rows_ && !has_many_pairs(scratch)) quantize_finished(scratch, item);
+  if (quantizes_rows_ && !has_many_pairs(scratch)) quantize_finished(scratch, item, thread);
 }
 
-// Down's input of positions [begin, end).
-void ExpertLayer::quantize_products(const Lease& scratch, int64_t begin, int64_t end) const noexcept {
+// Columns [row, row + rows) of down's input of one position.
+void ExpertLayer::quantize_piece(const Lease& scratch, const ExpertGroup& group, int64_t position,
+                                 const float* product, int64_t row, int64_t rows) const noexcept {
+  const gemm::Kernel& kernel = *config_.down_kernel;
+  const int64_t m = first_row(kernel, group) + position - group.begin;
+  if (kernel.pack == nullptr || !is_many(group))
+    return kernel.quantize(product, row, rows, config_.intermediate, gemm::kAllFine,
+                           scratch.intermediate + m * intermediate_row_bytes_);
+  alignas(64) std::byte piece[gemm::split_row_bytes(gemm::kMaxSplitTerms, kMaxTileRows)];
+  kernel.quantize(product, 0, rows, rows, gemm::kAllFine, piece);
+  const int64_t terms = kernel.act == gemm::ActFormat::kBf16x2 ? 2 : 1;
+  const int64_t first_line = row / gemm::kSplitColumns * terms,
+                lines = ceil_div(rows, gemm::kSplitColumns) * terms;
+  const int64_t in_block = m % ExpertGroup::kBlockRows;
+  std::byte* block = scratch.intermediate + (m - in_block) * intermediate_row_bytes_;
+  for (int64_t line = 0; line < lines; ++line)
+    std::memcpy(block + gemm::split_block_offset(first_line + line, in_block),
+                piece + line * gemm::kSplitTermBytes, gemm::kSplitTermBytes);
+}
+
+// Down's input of positions [begin, end), whole blocks of the group.
+void ExpertLayer::quantize_products(const Lease& scratch, const ExpertGroup& group, int64_t begin,
+                                    int64_t end, int thread) const noexcept {
   const gemm::Kernel& kernel = *config_.down_kernel;
   const float budget = gemm::act_budget(kernel).product;
-  for (int64_t position = begin; position < end; ++position)
-    quantize_row(kernel, scratch.products + position * config_.intermediate, config_.intermediate, budget,
-                 scratch.intermediate + position * intermediate_row_bytes_);
+  const bool packs = kernel.pack != nullptr && is_many(group);
+  const std::byte* rows[ExpertGroup::kBlockRows];
+  for (int64_t p = begin; p < end; p += ExpertGroup::kBlockRows) {
+    const int64_t count = std::min<int64_t>(ExpertGroup::kBlockRows, end - p);
+    std::byte* block =
+        scratch.intermediate + (first_row(kernel, group) + p - group.begin) * intermediate_row_bytes_;
+    std::byte* dst = packs ? scratch.rows + thread * scratch_size_.rows_per_thread : block;
+    for (int64_t i = 0; i < count; ++i, dst += intermediate_row_bytes_) {
+      quantize_row(kernel, scratch.products + (p + i) * config_.intermediate, config_.intermediate, budget,
+                   dst);
+      rows[i] = dst;
+    }
+    if (packs) kernel.pack(rows, count, config_.intermediate, block);
+  }
 }
 
 // Whoever adds the last rows of a block of few tokens quantizes it. Blocks are the same on every node.
-void ExpertLayer::quantize_finished(const Lease& scratch, const GateUpItem& item) const noexcept {
+void ExpertLayer::quantize_finished(const Lease& scratch, const GateUpItem& item, int thread) const noexcept {
   std::atomic<int64_t>& done = scratch.rows_done[item.begin];
   if (done.fetch_add(item.rows, std::memory_order_acq_rel) + item.rows < config_.intermediate) return;
   done.store(0, std::memory_order_relaxed);
-  quantize_products(scratch, item.begin, item.begin + item.tokens);
+  quantize_products(scratch, item.group, item.begin, item.begin + item.tokens, thread);
 }
 
 // Many tokens of an expert would be late if one thread did them all.
 void ExpertLayer::quantize_many(const Lease& scratch) const noexcept {
-  const int64_t pairs = scratch.groups.active().back().end;
-  scratch.pool.parallel_for(
-      pairs, 4, [&](int64_t begin, int64_t end, int) noexcept { quantize_products(scratch, begin, end); });
-}
-
-// Few tokens: several tiles per thread, so that one that is late can be made up for. Many: every tile reads
-// the intermediate of all pairs.
-int64_t ExpertLayer::down_tile_rows(int node, int64_t pairs, int64_t experts) const noexcept {
-  const int64_t rows = weights_.down_rows(node).count, threads = workspace_.pool().threads_of(node);
-  if (pairs >= kManyTokens * experts)
-    return balanced_tile(rows, threads, kMaxTileRows, kTileStep, kManyTokensOverhead);
-  return balanced_tile(rows, threads, std::min(kMaxTileRows, rows / (kItemsPerThread * threads)), kTileStep,
-                       kFewTokensOverhead);
-}
-
-void ExpertLayer::run_down(const Lease& scratch, const Batch& batch) const noexcept {
-  const std::span<const ExpertGroup> groups = scratch.groups.active();
-  const int64_t pairs = groups.empty() ? 1 : groups.back().end;
-  const auto experts = std::max<int64_t>(1, std::ssize(groups));
-  // As many as there is room for the results of.
-  const int64_t room = scratch_size_.results_per_thread / pairs / kTileStep * kTileStep;
-  NodeCounts tile_rows, items;
-  for (int node = 0; node < scratch.pool.num_nodes(); ++node) {
-    const auto i = static_cast<size_t>(node);
-    tile_rows[i] = std::min(room, down_tile_rows(node, pairs, experts));
-    items[i] = ceil_div(weights_.down_rows(node).count, tile_rows[i]);
-  }
-  scratch.pool.parallel_for_nodes(items, [&](int node, int64_t item, int thread) noexcept {
-    const int64_t tile = tile_rows[static_cast<size_t>(node)], row = item * tile;
-    down_item(scratch, batch, node, row, std::min(tile, weights_.down_rows(node).count - row),
-              scratch.results + thread * scratch_size_.results_per_thread);
+  for_each_block(scratch, [&](const ExpertGroup& group, int64_t begin, int64_t end, int thread) noexcept {
+    quantize_products(scratch, group, begin, end, thread);
   });
-}
-
-// Rows [row, row + rows) of the node's slice of `out`: down for every pair, then each token's sum in the
-// order of its slots.
-void ExpertLayer::down_item(const Lease& scratch, const Batch& batch, int node, int64_t row, int64_t rows,
-                            float* results) const noexcept {
-  for (const ExpertGroup& group : scratch.groups.active()) {
-    const gemm::ActRows x{scratch.intermediate + group.begin * intermediate_row_bytes_,
-                          intermediate_row_bytes_, nullptr};
-    multiply(*config_.down_kernel, weights_.down(node, group.expert), row, rows, x, group.size(),
-             results + group.begin * rows);
-  }
-  row += weights_.down_rows(node).first;
-  for (int64_t t = 0; t < batch.num_tokens; ++t) {
-    float sum[kMaxTileRows] = {};
-    for (int64_t pair = t * batch.top_k; pair < (t + 1) * batch.top_k; ++pair)
-      if (const int32_t position = scratch.groups.positions()[pair]; position >= 0) {
-        float* result = results + position * rows;
-        if (config_.has_bias) add(result, down_bias_of(batch.ids[pair]) + row, rows);
-        add_scaled(sum, result, batch.weights[pair], rows);
-      }
-    float* out = batch.out + t * config_.hidden + row;
-    for (int64_t r = 0; r < rows; ++r) out[r] = batch.accumulate ? out[r] + sum[r] : sum[r];
-  }
 }
 
 }  // namespace proa::moe

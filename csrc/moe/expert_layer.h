@@ -3,6 +3,7 @@
 //   down_bias)
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <span>
@@ -91,6 +92,14 @@ class ExpertLayer {
 
  private:
   using Lease = ExpertWorkspace::Lease;
+  using NodeCounts = std::array<int64_t, runtime::ThreadPool::kMaxNodes>;
+
+  // Rows [row, row + rows) of a node's slice of down for every pair: [pairs, rows] at `results`.
+  struct DownTile {
+    int node;
+    int64_t row, rows;
+    float* results;
+  };
 
   void set_loaded(int64_t expert, bool loaded) noexcept {
     loaded_[static_cast<size_t>(expert)].store(loaded ? 1 : 0, std::memory_order_relaxed);
@@ -112,18 +121,24 @@ class ExpertLayer {
   void quantize_row(const gemm::Kernel& kernel, const float* x, int64_t columns, float budget,
                     std::byte* row) const noexcept;
   gemm::ActRows prepare_input(const Lease& scratch, const Batch& batch) const noexcept;
+  int64_t first_row(const gemm::Kernel& kernel, const ExpertGroup& group) const noexcept;
   bool is_gathered(const ExpertGroup& group) const noexcept;
   void gather_input(const Lease& scratch, const gemm::ActRows& x) const noexcept;
   void run_gate_up(const Lease& scratch, const gemm::ActRows& x) const noexcept;
-  void gate_up_item(const Lease& scratch, int node, const GateUpItem& item, gemm::ActRows x) const noexcept;
+  void gate_up_item(const Lease& scratch, int node, const GateUpItem& item, gemm::ActRows x,
+                    int thread) const noexcept;
+  void quantize_piece(const Lease& scratch, const ExpertGroup& group, int64_t position, const float* product,
+                      int64_t row, int64_t rows) const noexcept;
   bool has_many_pairs(const Lease& scratch) const noexcept;
-  void quantize_products(const Lease& scratch, int64_t begin, int64_t end) const noexcept;
+  void quantize_products(const Lease& scratch, const ExpertGroup& group, int64_t begin, int64_t end,
+                         int thread) const noexcept;
   void quantize_many(const Lease& scratch) const noexcept;
-  void quantize_finished(const Lease& scratch, const GateUpItem& item) const noexcept;
+  void quantize_finished(const Lease& scratch, const GateUpItem& item, int thread) const noexcept;
   int64_t down_tile_rows(int node, int64_t pairs, int64_t experts) const noexcept;
+  int64_t down_parts(int node, int64_t pairs, int64_t experts, int64_t tiles) const noexcept;
   void run_down(const Lease& scratch, const Batch& batch) const noexcept;
-  void down_item(const Lease& scratch, const Batch& batch, int node, int64_t row, int64_t rows,
-                 float* results) const noexcept;
+  void multiply_down(const Lease& scratch, const DownTile& tile, int64_t begin, int64_t end) const noexcept;
+  void add_results(const Lease& scratch, const Batch& batch, const DownTile& tile) const noexcept;
 
   ExpertWorkspace& workspace_;
   ExpertLayerConfig config_;

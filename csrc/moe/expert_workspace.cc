@@ -14,6 +14,7 @@ int64_t padded(int64_t bytes) noexcept {
 
 int64_t ScratchSize::bytes(int num_threads) const noexcept {
   return padded(input_bytes) + padded(gathered_bytes) + padded(product_bytes) + padded(intermediate_bytes) +
+         padded(num_threads * rows_per_thread) +
          padded(num_threads * results_per_thread * static_cast<int64_t>(sizeof(float)));
 }
 
@@ -46,8 +47,10 @@ ExpertWorkspace::Lease::Lease(ExpertWorkspace& workspace, const ScratchSize& siz
   std::byte* floats = gathered + padded(size.gathered_bytes);
   products = reinterpret_cast<float*>(floats);
   intermediate = floats + padded(size.product_bytes);
-  results = reinterpret_cast<float*>(intermediate + padded(size.intermediate_bytes));
+  rows = intermediate + padded(size.intermediate_bytes);
+  results = reinterpret_cast<float*>(rows + padded(pool.num_threads() * size.rows_per_thread));
   rows_done = workspace.rows_done_.get();
+  result_slots = workspace.result_slots_.get();
 }
 
 int64_t ExpertWorkspace::bytes() const noexcept {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <thread>
 #include <vector>
 
 #include "base/arena.h"
@@ -23,30 +24,58 @@ struct ScratchSize {
   int64_t input_bytes = 0;         // quantized x [max_tokens]; 0 when x is read as it is
   int64_t gathered_bytes = 0;      // quantized x of pairs; 0 when cells bring rows together themselves
   int64_t product_bytes = 0;       // floats [max_pairs, intermediate]; 0 unless rows are quantized as a whole
-  int64_t intermediate_bytes = 0;  // [max_pairs]
+  int64_t intermediate_bytes = 0;  // of all pairs
+  int64_t rows_per_thread = 0;     // bytes: of rows before they are packed
   int64_t results_per_thread = 0;  // floats
 
   int64_t bytes(int num_threads) const noexcept;
+};
+
+// Room for the results of one tile of down that several threads multiply a part of: whoever adds the last
+// part sums them up, then the room is free for the next tile.
+class alignas(64) ResultSlot {
+ public:
+  void reset() noexcept {
+    parts_.store(0, std::memory_order_relaxed);
+    tiles_.store(0, std::memory_order_relaxed);
+  }
+  // Until `tiles` tiles have left: soon, as their parts were handed out before.
+  void await(int64_t tiles) const noexcept {
+    while (tiles_.load(std::memory_order_acquire) < tiles) std::this_thread::yield();
+  }
+  // Whether this was the last of `parts` parts.
+  bool add_part(int64_t parts) noexcept {
+    return parts_.fetch_add(1, std::memory_order_acq_rel) + 1 == parts;
+  }
+  void release() noexcept {
+    parts_.store(0, std::memory_order_relaxed);
+    tiles_.fetch_add(1, std::memory_order_release);
+  }
+
+ private:
+  std::atomic<int64_t> parts_{0}, tiles_{0};
 };
 
 // Of quantized x in the order of experts; experts whose pairs come later read it in the order of tokens.
 inline constexpr int64_t kMaxGatheredBytes = int64_t{256} << 20;
 
 // One block, as large as the largest layer needs it, cut anew for the layer that runs. Layers reserve when
-// they are built; a forward allocates nothing. With n threads, P = max_tokens * max_top_k and B bytes per
-// activation (2.4 for int8 activations, 2 for bf16 tiles, and 4 for floats, where x takes nothing) a layer
-// needs at most
-//   B * max_tokens * hidden + B * P * intermediate                               x and the intermediate
-//   + 4 P * intermediate                                              int8 only: its floats
+// they are built; a forward allocates nothing. With n threads, P = max_tokens * max_top_k, R = P, for cells
+// that read blocks of rows (AMX) P + 15 * min(P, experts), and B bytes per activation (2.4 for int8
+// activations, 2 for bf16 tiles, and 4 for floats, where x takes nothing) a layer needs at most
+//   B * max_tokens * hidden + B * R * intermediate                               x and the intermediate
+//   + 4 P * intermediate + 16 n B * intermediate                      int8 only: its floats; AMX: n blocks
 //   + max(128 n P, min(8 MiB * n, 4 P * min(256 n, hidden + 32 n)))   results of down tiles
-//   + min(256 MiB, 2 P * hidden)                                      bf16 tiles only: gathered x
-// bytes: 85 MB for the experts of Kimi K2 (hidden 7168, intermediate 2048, top-8, int4) at 528 tokens and 8
-// threads, 172 MB with 32 threads or more; 120 MB in bf16 on AMX with 8.
+//   + min(256 MiB, B * R * hidden)                                    int8 and bf16 tiles: gathered x
+// bytes. Pages that no batch reaches take no memory.
 class ExpertWorkspace {
  public:
   // `pool` must outlive the workspace. No batch may have more than max_tokens tokens.
   ExpertWorkspace(runtime::ThreadPool& pool, int64_t max_tokens)
-      : pool_(pool), max_tokens_(max_tokens), plans_(static_cast<size_t>(pool.num_nodes())) {}
+      : pool_(pool),
+        max_tokens_(max_tokens),
+        plans_(static_cast<size_t>(pool.num_nodes())),
+        result_slots_(std::make_unique<ResultSlot[]>(static_cast<size_t>(pool.num_threads()))) {}
   ExpertWorkspace(const ExpertWorkspace&) = delete;
   ExpertWorkspace& operator=(const ExpertWorkspace&) = delete;
 
@@ -66,12 +95,14 @@ class ExpertWorkspace {
     ExpertGroups& groups;
     std::span<GateUpPlan> plans;  // of each node
     std::byte* input;
-    std::byte* gathered;  // row p: of the pair at position p
-    float* products;      // the same: what down multiplies, before it is quantized
+    std::byte* gathered;
+    float* products;  // row p: of the pair at position p: what down multiplies, before it is quantized
     std::byte* intermediate;
+    std::byte* rows;  // [num_threads, rows_per_thread]
     // Of the positions where token blocks begin: rows of the intermediate that are there. 0 between forwards.
     std::atomic<int64_t>* rows_done;
-    float* results;  // [num_threads, results_per_thread]
+    float* results;            // [num_threads, results_per_thread]
+    ResultSlot* result_slots;  // [num_threads]
 
    private:
     std::lock_guard<std::mutex> lock_;
@@ -94,6 +125,7 @@ class ExpertWorkspace {
   ExpertGroups groups_;
   std::vector<GateUpPlan> plans_;
   std::unique_ptr<std::atomic<int64_t>[]> rows_done_;
+  std::unique_ptr<ResultSlot[]> result_slots_;
   int64_t max_pairs_ = 0;
 };
 

@@ -17,6 +17,7 @@ inline constexpr int64_t kMaxBlockTokens = 144;
 // An expert with as many tokens takes large tiles: each tile reads the activations of all its tokens, which
 // then costs more than what small tiles balance better. Measured (benchmarks/LOG.md, "many tokens").
 inline constexpr int64_t kManyTokens = 32;
+inline bool is_many(const ExpertGroup& group) noexcept { return group.size() >= kManyTokens; }
 
 // Rows [row, row + rows) of the group's expert, for `tokens` of its positions from `begin` on.
 struct GateUpItem {

@@ -7,6 +7,7 @@
 #include "gemm/act_budget.h"
 #include "gemm/act_format.h"
 #include "gemm/kernel.h"
+#include "tests/check.h"
 #include "tests/random_weight.h"
 
 namespace proa::test {
@@ -61,6 +62,27 @@ struct Activations {
   }
 };
 
+// The same rows in blocks, for a cell that has `pack`.
+struct PackedActivations {
+  std::vector<std::byte> blocks;
+  gemm::ActRows rows;
+
+  PackedActivations(const gemm::Kernel& kernel, const gemm::ActRows& from, int64_t num_rows, int64_t in)
+      : blocks(static_cast<size_t>((num_rows + gemm::ActRows::kBlockRows) * from.stride_bytes) + 64,
+               std::byte{0x7f}) {
+    void* start = blocks.data();
+    size_t space = blocks.size();
+    auto* first = static_cast<std::byte*>(std::align(64, space - 64, start, space));
+    for (int64_t m = 0; m < num_rows; m += gemm::ActRows::kBlockRows) {
+      const int64_t count = std::min(gemm::ActRows::kBlockRows, num_rows - m);
+      const std::byte* block_rows[gemm::ActRows::kBlockRows];
+      for (int64_t i = 0; i < count; ++i) block_rows[i] = from.row(m + i);
+      kernel.pack(block_rows, count, in, first + m * from.stride_bytes);
+    }
+    rows = {first, from.stride_bytes, nullptr, true};
+  }
+};
+
 struct Case {
   format::Shape shape;
   int64_t tokens;
@@ -70,7 +92,8 @@ struct Case {
 // Rows outside the panel range and past out_features keep this.
 inline constexpr float kUntouched = 123.0f;
 
-// Token t is row index[t] of x, or row t when there is no index.
+// Token t is row index[t] of x, or row t when there is no index. Cells that can read blocks of rows must give
+// the same bits then.
 inline std::vector<float> multiply(const gemm::Kernel& kernel, const Case& c,
                                    std::span<const std::byte> packed, const std::vector<float>& x,
                                    const std::vector<int32_t>& index, Fine fine = Fine::kNone) {
@@ -78,6 +101,12 @@ inline std::vector<float> multiply(const gemm::Kernel& kernel, const Case& c,
   const int64_t stride = (c.panel_end - c.panel_begin) * format::kPanelRows + 3;
   std::vector<float> out(static_cast<size_t>(c.tokens * stride), kUntouched);
   kernel.gemm({packed.data(), c.shape, c.panel_begin, c.panel_end, act.rows, c.tokens, out.data(), stride});
+  if (kernel.pack == nullptr) return out;
+  const PackedActivations blocks(kernel, act.rows, c.tokens, c.shape.in_features);
+  std::vector<float> again(out.size(), kUntouched);
+  kernel.gemm(
+      {packed.data(), c.shape, c.panel_begin, c.panel_end, blocks.rows, c.tokens, again.data(), stride});
+  CHECK(std::memcmp(out.data(), again.data(), out.size() * sizeof(float)) == 0);
   return out;
 }
 

@@ -79,7 +79,7 @@ struct WeightChunk {
 struct Scratch {
   WeightChunk weights;
   alignas(64) int32_t dots[2][2][kTileFloats];  // of two groups, in turn: q, high
-  alignas(64) float act_scale[kBlocksPerPass][kTileRows][kChunkGroups];
+  alignas(64) float act_scale[kBlocksPerPass][kChunkGroups][kTileRows];
   alignas(64) std::byte acts[kTokensPerPass][kCopiedRowBytes];
 };
 
@@ -89,31 +89,26 @@ struct Chunk {
   int64_t first_token, num_tokens;
 };
 
-// Where the chunk's activations of 16 tokens stand, with rows `stride` bytes apart.
+// Where the chunk's activations of 16 tokens stand, with rows `stride` and groups `step` bytes apart.
 struct ActBlock {
   const std::byte* first;
-  int64_t stride;
+  int64_t stride, step;
   Planes planes;
+  const float* scale;  // [kChunkGroups][kTileRows]
 };
 
-// The flags of a chunk's groups, as bits.
-inline uint32_t fine_groups(const QuantizedRow& row, const Chunk& chunk) noexcept {
-  const auto mask = static_cast<__mmask32>((uint64_t{1} << chunk.groups) - 1);
-  const __m256i flags = _mm256_maskz_loadu_epi8(mask, row.fine + chunk.first_group);
-  return _mm256_test_epi8_mask(flags, flags);
-}
+#include "gemm/amx/grouped_block-inl.h"
 
-inline __m256i load_32(const int8_t* src) noexcept {
-  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src));
-}
-
-// Both planes of a chunk of one token: of each group q, then high.
-void join_planes(const QuantizedRow& row, const Chunk& chunk, uint32_t fine, std::byte* dst) noexcept {
-  for (int64_t g = 0; g < chunk.groups; ++g, dst += 2 * kGroup) {
-    const int64_t k = (chunk.first_group + g) * kGroup;
-    const __m256i high = (fine >> g & 1) != 0 ? load_32(row.high + k) : _mm256_setzero_si256();
-    _mm512_store_si512(dst, _mm512_inserti64x4(_mm512_castsi256_si512(load_32(row.q + k)), high, 1));
-  }
+// Tokens of a chunk, from `first` of the pass on.
+template <class F>
+ActBlock tiled_block(const GemmArgs& args, const Chunk& chunk, int64_t first) noexcept {
+  const BlockLayout layout(args.shape.in_features);
+  const std::byte* block = args.x.row(chunk.first_token + first);
+  const bool fine = block[layout.fine + chunk.first_group / kChunkGroups] != std::byte{0};
+  const int64_t row_bytes = fine ? 2 * kGroup : kGroup;
+  return {block + 2 * chunk.first_group * kGroup * kTileRows, row_bytes, row_bytes * kTileRows,
+          fine ? kTwo<F> : kOne,
+          reinterpret_cast<const float*>(block + layout.scales) + chunk.first_group * kTileRows};
 }
 
 // The tokens of block `block`. Rows of one plane, at one distance, are read where they are, others are
@@ -121,23 +116,26 @@ void join_planes(const QuantizedRow& row, const Chunk& chunk, uint32_t fine, std
 template <class F>
 ActBlock act_block(const GemmArgs& args, const Chunk& chunk, int64_t block, Scratch& scratch) noexcept {
   const int64_t first = block * kTileRows, count = std::min(kTileRows, chunk.num_tokens - first);
+  if (args.x.tiled) return tiled_block<F>(args, chunk, first);
   QuantizedRow rows[kTileRows];
   uint32_t fine[kTileRows], any = 0;
   for (int64_t m = 0; m < count; ++m) {
     rows[m] = quantized_row<F>(args.x.row(chunk.first_token + first + m), args.shape.in_features);
-    std::memcpy(scratch.act_scale[block][m], rows[m].scale + chunk.first_group,
-                static_cast<size_t>(chunk.groups) * sizeof(float));
+    for (int64_t g = 0; g < chunk.groups; ++g)
+      scratch.act_scale[block][g][m] = rows[m].scale[chunk.first_group + g];
     any |= fine[m] = fine_groups(rows[m], chunk);
   }
   const int64_t column = chunk.first_group * kGroup;
+  const float* scale = scratch.act_scale[block][0];
   if (any == 0 && args.x.index == nullptr)
-    return {reinterpret_cast<const std::byte*>(rows[0].q) + column, args.x.stride_bytes, kOne};
+    return {reinterpret_cast<const std::byte*>(rows[0].q) + column, args.x.stride_bytes, kGroup, kOne, scale};
   for (int64_t m = 0; m < count; ++m)
     if (any != 0)
-      join_planes(rows[m], chunk, fine[m], scratch.acts[first + m]);
+      join_planes(rows[m], chunk, fine[m], 2 * kGroup, scratch.acts[first + m]);
     else
       std::memcpy(scratch.acts[first + m], rows[m].q + column, static_cast<size_t>(chunk.groups * kGroup));
-  return {scratch.acts[first], kCopiedRowBytes, any != 0 ? kTwo<F> : kOne};
+  return any != 0 ? ActBlock{scratch.acts[first], kCopiedRowBytes, 2 * kGroup, kTwo<F>, scale}
+                  : ActBlock{scratch.acts[first], kCopiedRowBytes, kGroup, kOne, scale};
 }
 
 // The codes of a group as a tile of w, and 8 * w behind it.
@@ -179,7 +177,6 @@ const std::byte* unpack(const std::byte* super, int64_t groups, WeightChunk& chu
 // What a block of tokens meets, and what is requested meanwhile: a line for each group.
 struct Operands {
   ActBlock acts;
-  const float* act_scale;
   int64_t groups;
   const std::byte* ahead;
 };
@@ -194,15 +191,14 @@ inline void add_group(const int32_t (&dots)[2][kTileFloats], const float* weight
     __m512i dot = _mm512_load_si512(dots[0] + kPanelRows * m);
     if constexpr (kPlanes == kApart)
       dot = _mm512_add_epi32(dot, _mm512_slli_epi32(_mm512_load_si512(dots[1] + kPanelRows * m), kHighShift));
-    total[m] = Vec::fma({_mm512_cvtepi32_ps(dot)}, Vec::mul(scale, Vec::set1(act_scale[kChunkGroups * m])),
-                        total[m]);
+    total[m] = Vec::fma({_mm512_cvtepi32_ps(dot)}, Vec::mul(scale, Vec::set1(act_scale[m])), total[m]);
   }
 }
 
 // The dot products of group g.
 template <Planes kPlanes>
 inline void multiply_group(const Operands& x, int64_t g, const WeightChunk& weights) noexcept {
-  const std::byte* acts = x.acts.first + g * (kPlanes == kOne ? kGroup : 2 * kGroup);
+  const std::byte* acts = x.acts.first + g * x.acts.step;
   const std::byte* weight = weights.q + g * weights.group_bytes;
   if constexpr (kPlanes == kJoined) {
     tile_load<kPairActTile>(acts, x.acts.stride);
@@ -235,12 +231,13 @@ void multiply_block(const Operands& x, bool first, float* out, int64_t out_strid
     multiply_group<kPlanes>(x, g, weights);
     _mm_prefetch(reinterpret_cast<const char*>(x.ahead + 64 * g), _MM_HINT_T1);
     if (g > 0)
-      add_group<M, kPlanes>(scratch.dots[(g - 1) % 2], weights.scale[g - 1], x.act_scale + g - 1, total);
+      add_group<M, kPlanes>(scratch.dots[(g - 1) % 2], weights.scale[g - 1],
+                            x.acts.scale + (g - 1) * kTileRows, total);
     tile_store<kSumTile>(scratch.dots[g % 2][0], kTileRowBytes);
     if constexpr (kPlanes == kApart) tile_store<kHighSumTile>(scratch.dots[g % 2][1], kTileRowBytes);
   }
   const int64_t last = x.groups - 1;
-  add_group<M, kPlanes>(scratch.dots[last % 2], weights.scale[last], x.act_scale + last, total);
+  add_group<M, kPlanes>(scratch.dots[last % 2], weights.scale[last], x.acts.scale + last * kTileRows, total);
 #pragma GCC unroll 16
   for (int m = 0; m < M; ++m) total[m].store_first(out + m * out_stride, lanes);
 }
@@ -276,8 +273,7 @@ void multiply_panel_chunk(const GemmArgs& args, const Chunk& chunk, int64_t pane
   for (int64_t m = 0; m < chunk.num_tokens; m += kTileRows) {
     const int64_t tokens = std::min(kTileRows, chunk.num_tokens - m), block = m / kTileRows;
     if (block == 0 || tokens < kTileRows) configure(tokens);
-    const Operands x{acts[block], scratch.act_scale[block][0], chunk.groups,
-                     next + 64 * block * chunk.groups};
+    const Operands x{acts[block], chunk.groups, next + 64 * block * chunk.groups};
     kBlockFns[x.acts.planes][static_cast<size_t>(tokens - 1)](
         x, chunk.first_group == 0, out + m * args.out_stride, args.out_stride, lanes, scratch);
   }
@@ -306,7 +302,8 @@ void multiply_chunk(const GemmArgs& args, const Chunk& chunk, Scratch& scratch) 
 
 template <class F>
 void gemm_tiles(const GemmArgs& args) noexcept {
-  if (args.num_tokens < kFewTokens) return cell_of(avx512_vnni_grouped_cells(), F::kFormat).gemm(args);
+  if (args.num_tokens < kFewTokens && !args.x.tiled)
+    return cell_of(avx512_vnni_grouped_cells(), F::kFormat).gemm(args);
   const TileRelease release;
   Scratch scratch;
   const int64_t all_groups = args.shape.in_features / kGroup;
@@ -339,9 +336,14 @@ struct Cells {
   static constexpr char kPrefix[] = "amx.";
   template <class F>
   static constexpr Kernel cell(const char* name) noexcept {
-    return {name,           cpu::kAmxTier | cpu::kAvx512Vnni, F::kFormat,
-            kGroupedAct<F>, format::reject_grouped<F>,        quantize<F>,
-            gemm_tiles<F>};
+    return {name,
+            cpu::kAmxTier | cpu::kAvx512Vnni,
+            F::kFormat,
+            kGroupedAct<F>,
+            format::reject_grouped<F>,
+            quantize<F>,
+            gemm_tiles<F>,
+            pack<F>};
   }
 };
 

@@ -42,17 +42,49 @@ constexpr int act_tile(int plane) { return 4 + plane; }
 constexpr int kWeightTile = 6;
 constexpr int64_t kTileFloats = kTileRows * kPanelRows;
 
+// A tiled block: as rows have them, the lines of 16 rows in turn, their scales [groups][16], and of each
+// group whether one of them has a high plane.
+struct BlockLayout {
+  int64_t scales, fine;  // where they begin
+
+  explicit constexpr BlockLayout(int64_t in_features) noexcept
+      : scales(2 * int16_steps(in_features) * kTileBytes),
+        fine(scales + int16_groups(in_features) * kTileRows * static_cast<int64_t>(sizeof(float))) {}
+};
+
+void pack(const std::byte* const* rows, int64_t count, int64_t in_features, std::byte* block) noexcept {
+  const BlockLayout layout(in_features);
+  const int64_t groups = int16_groups(in_features), lines = 2 * int16_steps(in_features);
+  auto* scales = reinterpret_cast<float*>(block + layout.scales);
+  auto* fine = reinterpret_cast<uint8_t*>(block + layout.fine);
+  std::memset(fine, 0, static_cast<size_t>(groups));
+  for (int64_t m = 0; m < count; ++m) {
+    const Int16Row row(rows[m], in_features);
+    for (int64_t line = 0; line < lines; ++line)
+      _mm512_store_si512(block + line * kTileBytes + m * kTileRowBytes,
+                         _mm512_loadu_si512(rows[m] + line * kTileRowBytes));
+    for (int64_t g = 0; g < groups; ++g) {
+      scales[g * kTileRows + m] = row.scale[g];
+      fine[g] |= row.fine[g];
+    }
+  }
+}
+
 // Where the tiles of a chunk of activations stand, in bytes: first + i * block + s * step + p * plane for
 // token block i, step s and plane p, with rows `stride` apart.
 struct ActTiles {
   const std::byte* first;
   int64_t block, step, plane, stride;
+  const float* scale;  // [blocks][kChunkGroups or all groups][kTileRows], so many bytes apart:
+  int64_t scale_block;
+  const uint8_t* fine;
+  int64_t fine_block;
 };
 
 struct Scratch {
   alignas(64) std::byte acts[kBlocksPerPass * kChunkSteps][2][kTileBytes];
-  alignas(64) float scale[kBlocksPerPass][kTileRows][kChunkGroups];
-  bool fine[kBlocksPerPass][kChunkGroups];      // whether a token of the block has a high plane
+  alignas(64) float scale[kBlocksPerPass][kChunkGroups][kTileRows];
+  uint8_t fine[kBlocksPerPass][kChunkGroups];   // whether a token of the block has a high plane
   alignas(64) int32_t sums[2][2][kTileFloats];  // of two groups, both planes
 };
 
@@ -61,16 +93,38 @@ ActTiles act_tiles(const GemmArgs& args, int64_t first_token, int64_t num_tokens
                    int64_t steps, Scratch& scratch) noexcept {
   const int64_t offset = 2 * first_group * kInt16StepBytes;
   const int64_t groups = (steps + 1) / 2;
+  if (args.x.tiled) {
+    const BlockLayout layout(args.shape.in_features);
+    const std::byte* first = args.x.row(first_token);
+    const int64_t block = kTileRows * args.x.stride_bytes;
+    return {first + kTileRows * offset,
+            block,
+            2 * kTileBytes,
+            kTileBytes,
+            kTileRowBytes,
+            reinterpret_cast<const float*>(first + layout.scales) + first_group * kTileRows,
+            block,
+            reinterpret_cast<const uint8_t*>(first + layout.fine) + first_group,
+            block};
+  }
   std::memset(scratch.fine, 0, sizeof scratch.fine);
   for (int64_t m = 0; m < num_tokens; ++m) {
     const Int16Row row(args.x.row(first_token + m), args.shape.in_features);
-    std::memcpy(scratch.scale[m / kTileRows][m % kTileRows], row.scale + first_group,
-                static_cast<size_t>(groups) * sizeof(float));
-    for (int64_t g = 0; g < groups; ++g) scratch.fine[m / kTileRows][g] |= row.fine[first_group + g] != 0;
+    for (int64_t g = 0; g < groups; ++g) {
+      scratch.scale[m / kTileRows][g][m % kTileRows] = row.scale[first_group + g];
+      scratch.fine[m / kTileRows][g] |= row.fine[first_group + g];
+    }
   }
-  if (args.x.index == nullptr)
-    return {args.x.row(first_token) + offset, kTileRows * args.x.stride_bytes, kInt16StepBytes, kInt16Step,
-            args.x.stride_bytes};
+  ActTiles tiles{args.x.row(first_token) + offset,
+                 kTileRows * args.x.stride_bytes,
+                 kInt16StepBytes,
+                 kInt16Step,
+                 args.x.stride_bytes,
+                 scratch.scale[0][0],
+                 sizeof scratch.scale[0],
+                 scratch.fine[0],
+                 sizeof scratch.fine[0]};
+  if (args.x.index == nullptr) return tiles;
   const int64_t block_bytes = steps * 2 * kTileBytes;
   for (int64_t m = 0; m < num_tokens; ++m) {
     const std::byte* src = args.x.row(first_token + m) + offset;
@@ -78,15 +132,20 @@ ActTiles act_tiles(const GemmArgs& args, int64_t first_token, int64_t num_tokens
     for (int64_t line = 0; line < 2 * steps; ++line)
       _mm512_store_si512(dst + line * kTileBytes, _mm512_loadu_si512(src + line * kTileRowBytes));
   }
-  return {scratch.acts[0][0], block_bytes, 2 * kTileBytes, kTileBytes, kTileRowBytes};
+  tiles.first = scratch.acts[0][0];
+  tiles.block = block_bytes;
+  tiles.step = 2 * kTileBytes;
+  tiles.plane = kTileBytes;
+  tiles.stride = kTileRowBytes;
+  return tiles;
 }
 
 // One panel and one block of tokens.
 struct Product {
   const std::byte* acts;
   const std::byte* weights;
-  const float* act_scale;  // [tokens][kChunkGroups]
-  const bool* fine;        // [kChunkGroups]
+  const float* act_scale;  // [kChunkGroups][kTileRows]
+  const uint8_t* fine;     // [kChunkGroups]
   const std::byte* weight_scale;
   int64_t step, plane, stride;  // of ActTiles
   int64_t steps;
@@ -114,8 +173,7 @@ inline void add_group(const int32_t (&sums)[2][kTileFloats], __m256i weight_scal
     __m512i dot = _mm512_load_si512(sums[kLow] + kPanelRows * m);
     if constexpr (kFine)
       dot = _mm512_add_epi32(dot, _mm512_slli_epi32(_mm512_load_si512(sums[kHigh] + kPanelRows * m), 8));
-    total[m] = Vec::fma({_mm512_cvtepi32_ps(dot)}, Vec::mul(scale, Vec::set1(act_scale[kChunkGroups * m])),
-                        total[m]);
+    total[m] = Vec::fma({_mm512_cvtepi32_ps(dot)}, Vec::mul(scale, Vec::set1(act_scale[m])), total[m]);
   }
 }
 
@@ -123,16 +181,17 @@ template <int M>
 inline void add_group(const Product& p, int64_t group, const Scratch& scratch, Vec (&total)[M]) noexcept {
   const auto* scales = reinterpret_cast<const __m256i*>(p.weight_scale) + group;
   const __m256i scale = _mm256_loadu_si256(scales);
-  if (p.fine[group])
-    add_group<M, true>(scratch.sums[group % 2], scale, p.act_scale + group, total);
+  const float* act_scale = p.act_scale + group * kTileRows;
+  if (p.fine[group] != 0)
+    add_group<M, true>(scratch.sums[group % 2], scale, act_scale, total);
   else
-    add_group<M, false>(scratch.sums[group % 2], scale, p.act_scale + group, total);
+    add_group<M, false>(scratch.sums[group % 2], scale, act_scale, total);
 }
 
 // The products of a group, and the scaling of the one before it.
 template <int M, int Group>
 inline void multiply_group(const Product& p, int64_t group, Scratch& scratch, Vec (&total)[M]) noexcept {
-  const bool fine = p.fine[group];
+  const bool fine = p.fine[group] != 0;
   tile_zero<sum_tile(Group, kLow)>();
   if (fine) tile_zero<sum_tile(Group, kHigh)>();
   multiply_step<Group>(p, 2 * group, fine);
@@ -196,8 +255,8 @@ void multiply_chunk(const GemmArgs& args, int64_t first_group, int64_t first_tok
       const Product p{
           acts.first + block * acts.block,
           weight + 2 * first_group * kStepBytes,
-          scratch.scale[block][0],
-          scratch.fine[block],
+          acts.scale + block * acts.scale_block / static_cast<int64_t>(sizeof(float)),
+          acts.fine + block * acts.fine_block,
           weight + format::int8_g128::scales_offset(in) + first_group * format::int8_g128::kScaleBytes,
           acts.step,
           acts.plane,
@@ -218,7 +277,7 @@ void quantize(const float* x, int64_t first, int64_t count, int64_t in_features,
 }
 
 void gemm(const GemmArgs& args) noexcept {
-  if (args.num_tokens < kFewTokens) return kAvx512Int8G128.gemm(args);
+  if (args.num_tokens < kFewTokens && !args.x.tiled) return kAvx512Int8G128.gemm(args);
   const TileRelease release;
   Scratch scratch;
   for (int64_t m = 0; m < args.num_tokens; m += kTokensPerPass)
@@ -235,7 +294,8 @@ const Kernel kAmxInt8G128 = {"amx.int8_g128",
                              ActFormat::kInt16G128,
                              format::int8_g128::reject,
                              amx::quantize,
-                             amx::gemm};
+                             amx::gemm,
+                             amx::pack};
 
 }  // namespace proa::gemm
 
