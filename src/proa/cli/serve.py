@@ -118,7 +118,7 @@ def run(model: str, values: Mapping[str, Any], notes: Mapping[str, str] | None =
         _ENGINE_COMMAND,
         engine.to_json(),
         on_status=EngineDisplay(ByteDisplay()),
-        on_ready=FlagReport(values, notes).show,
+        on_ready=FlagReport(values, notes).show if level in {"debug", "info"} else None,
         on_listening=lambda url: _log.info("%s at %s/v1", server.model_name, url),
     )
     if result.exit_code:
