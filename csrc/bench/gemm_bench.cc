@@ -203,6 +203,7 @@ void measure(runtime::ThreadPool& pool, const Limits& limits, const gemm::Kernel
         Work(kernel, options, tokens).run(options.seconds, options.quantile);
   });
   const double time = median(seconds);
+  const auto [least, most] = std::minmax_element(seconds.begin(), seconds.end());
   const double bytes = static_cast<double>(format::packed_bytes(kernel.weight, options.shape));
   const double flops =
       2.0 * static_cast<double>(tokens * options.shape.out_features * options.shape.in_features);
@@ -211,6 +212,7 @@ void measure(runtime::ThreadPool& pool, const Limits& limits, const gemm::Kernel
               static_cast<long>(tokens), time * 1e3, bytes / time / 1e9, bytes / time / limits.read,
               flops / time / 1e9);
   if (peak > 0.0) std::printf(" %5.3f of matrix", flops / time / peak);
+  if (pool.num_threads() > 1) std::printf(", threads %.3f to %.3f ms", *least * 1e3, *most * 1e3);
   std::printf("\n");
   std::fflush(stdout);
 }

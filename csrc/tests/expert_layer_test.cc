@@ -237,6 +237,33 @@ void plan_covers_every_group(test::Rng& rng) {
   }
 }
 
+// More tiles of down than threads, cut into parts: results meet in slots that are used again.
+void many_tokens_are_those_of_one(WeightFormat weight, std::vector<int> cpus) {
+  constexpr int64_t kRows = 608, kWidth = 64, kNum = 6, kTop = 4, kTokens = 64;
+  runtime::ThreadPool pool(std::move(cpus));
+  moe::ExpertWorkspace workspace(pool, kTokens);
+  const format::Shape in{kWidth, kRows}, out{kRows, kWidth};
+  const gemm::Kernel* kernel = gemm::select_kernel(weight, in, cpu::isa_choice().in_use);
+  moe::ExpertLayer layer(workspace, {kNum, kRows, kWidth, kernel, kernel, kTop});
+  test::Rng rng(5);
+  for (int64_t e = 0; e < kNum; ++e) {
+    const auto gate = test::random_weight(rng, weight, in), up = test::random_weight(rng, weight, in),
+               down = test::random_weight(rng, weight, out);
+    layer.load(e, gate.raw(), up.raw(), down.raw());
+  }
+  const auto x = test::random_floats(rng, kTokens * kRows, 0.1f),
+             weights = test::random_floats(rng, kTokens * kTop);
+  std::vector<int32_t> ids;
+  for (int64_t i = 0; i < kTokens * kTop; ++i)
+    ids.push_back(static_cast<int32_t>(test::pick(rng, 0, kNum - 1)));
+  std::vector<float> together(x.size()), apart(x.size());
+  layer.forward({x.data(), ids.data(), weights.data(), together.data(), kTokens, kTop, false});
+  for (int64_t t = 0; t < kTokens; ++t)
+    layer.forward({x.data() + t * kRows, ids.data() + t * kTop, weights.data() + t * kTop,
+                   apart.data() + t * kRows, 1, kTop, false});
+  CHECK(together == apart);
+}
+
 }  // namespace
 
 int main() {
@@ -262,6 +289,9 @@ int main() {
     CHECK(alone.layer.weight_bytes() > 0);
     nodes_change_no_bits(formats, alone);
   }
+  for (const WeightFormat weight : {WeightFormat::kInt4G32, WeightFormat::kBf16})
+    for (const auto& cpus : {std::vector<int>{0}, std::vector<int>{0, 0}, std::vector<int>{0, 1, 0}})
+      many_tokens_are_those_of_one(weight, cpus);
   shared_workspace(one);
   shared_workspace(three);
   return test::result();
