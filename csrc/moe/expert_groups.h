@@ -16,8 +16,8 @@ struct ExpertGroup {
   int32_t expert;
   int32_t begin;
   int32_t end;
-  int32_t
-      first_block;  // when the positions of every expert are cut into blocks of kBlockRows, the last smaller
+  // When the positions of every expert are cut into blocks of kBlockRows, the last of which may be smaller.
+  int32_t first_block = 0;
 
   int64_t num_blocks() const noexcept { return (size() + kBlockRows - 1) / kBlockRows; }
 
