@@ -141,6 +141,14 @@ void limits(const gemm::Kernel& kernel) {
   std::vector<float> ragged(128 + 32, 1.0f);
   ragged.back() = 50.0f;
   CHECK_EQ(above(ragged), std::nextafter(50.0f, 0.0f));
+  if (gemm::act_group(act) == 128) {
+    // Rounding 1^2 * 128 + 2^2 * 32, of which 100 is allowed: without the last group's 128, too much is left.
+    ragged.assign(128 + 32, 0.0f);
+    ragged[0] = 1.0f;
+    ragged[128] = 2.0f;
+    const auto some = static_cast<float>(std::sqrt(100.0 / (12 * 127 * 127 * 5)));
+    CHECK_EQ(gemm::fine_above(kernel, ragged.data(), 128 + 32, some), std::nextafter(1.0f, 0.0f));
+  }
   std::vector<float> wide(int64_t{4097} * gemm::act_group(act), 1.0f);
   wide[5] = 1e4f;
   CHECK(above(wide) > 1.0f && above(wide) < 1e4f);
