@@ -57,7 +57,7 @@ def solve(vram_gib: float, *, expert_bytes: int = EXPERT_BYTES, **config: Any) -
 def test_a_pass_is_as_large_as_memory_allows(vram_gib: float, tokens: int) -> None:
     plan = solve(vram_gib, context_length=32768)
     assert plan.config.chunked_prefill_size == tokens
-    assert plan.placed.stream_from == 17 and not plan.placed.stream_all
+    assert plan.placed.stream_from == 49 and not plan.placed.stream_all
     assert plan.kv.max_model_len == 32768
     needed = with_experts(trunk(tokens + 4), plan.placed, MODEL.experts, all_bytes=EXPERT_BYTES, max_tokens=tokens + 4)
     cache = plan.kv.num_tokens * MODEL.layout.elements_per_token() * 2
@@ -99,7 +99,7 @@ def test_without_room_or_need_for_a_ring_experts_stay() -> None:
 def test_a_small_ring_comes_before_a_few_experts() -> None:
     """Half of what the trunk leaves is not enough for ring and scratch, yet the bus is faster than the CPU."""
     plan = solve(15.5, context_length=2048)
-    assert plan.config.chunked_prefill_size == 2048 and plan.placed is not None and plan.placed.stream_from == 17
+    assert plan.config.chunked_prefill_size == 2048 and plan.placed is not None and plan.placed.stream_from == 49
     assert plan.placed.ring_bytes >= 4 * 24_772_608 and plan.kv.num_tokens >= 2048
 
 

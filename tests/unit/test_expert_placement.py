@@ -76,11 +76,11 @@ def test_placed_experts_the_ring_and_scratch_are_planned():
 
 def test_experts_in_ram_may_stream_unless_told_not_to():
     plan = placed(gpu_prefill_threshold=None, gpu_experts=2)
-    assert (plan.stream_from, plan.stream_all, plan.ring_bytes) == (17, False, 400)
+    assert (plan.stream_from, plan.stream_all, plan.ring_bytes) == (49, False, 400)
     assert placed(gpu_prefill_threshold=None, cuda_graph_max_bs=200, max_running_requests=128).stream_from == 129
     assert placed(gpu_prefill_threshold=None, gpu_experts=8).stream_from is None
-    assert placed(gpu_prefill_threshold=None, chunked_prefill_size=17).stream_from == 17
-    assert not placed(gpu_prefill_threshold=None, chunked_prefill_size=16, gpu_experts=0).uses_gpu
+    assert placed(gpu_prefill_threshold=None, chunked_prefill_size=49).stream_from == 49
+    assert not placed(gpu_prefill_threshold=None, chunked_prefill_size=48, gpu_experts=0).uses_gpu
     for threshold in (None, 0):
         scratch = with_experts(
             GpuBytes(5, 7), placed(gpu_prefill_threshold=threshold, gpu_experts=2), INFO, all_bytes=3200, max_tokens=10

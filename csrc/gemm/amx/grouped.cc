@@ -39,8 +39,8 @@ constexpr int kBlockTokens = 1;
 
 using format::kPanelRows;
 
-// Fewer tokens do not pay for unpacking the weights to memory (benchmarks/LOG.md, "Prompts of few tokens").
-constexpr int64_t kFewTokens = 10;
+// Fewer tokens do not pay for unpacking the weights to memory (benchmarks/LOG.md, "prompts of few tokens").
+constexpr int64_t kFewTokens = 13;
 // Columns are taken in chunks: the unpacked weights of a chunk of one panel stay in the L1 cache, the
 // activations of all tokens of a pass in the L2 cache. A chunk is whole super-blocks.
 constexpr int64_t kChunkGroups = 32;

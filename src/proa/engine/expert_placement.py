@@ -19,9 +19,9 @@ RING_SHARE = 8  # the ring takes at most this part of the GPU memory that the tr
 MAX_MOVES = 16
 # By so many experts a layer's share of the GPU may shrink: they have memory in RAM from the start.
 RAM_SLOTS = 8
-# In forwards of more tokens experts may cross the bus, before it is known who needs them: 17 tokens need a third of a
-# layer of K2's, of fewer tokens most of what crosses would be for nobody.
-FEW_TOKENS = 16
+# In forwards of more tokens experts may cross the bus, before it is known who needs them. Of K2's 384, 32 tokens need
+# half, and a split is no faster than the CPU alone (benchmarks/LOG.md, "prompts of few tokens").
+FEW_TOKENS = 48
 
 
 def expert_budget(config: EngineConfig, info: ExpertInfo) -> ExpertBudget | None:
