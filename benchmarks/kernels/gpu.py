@@ -2,7 +2,7 @@
 
     python benchmarks/kernels/gpu.py [PART ...] [--jsonl FILE] [--all] [--reps N]
 
-Parts: limits, mla, gqa, prefill, linear, decode, experts. Kimi K2's dimensions, random values. Times are medians over
+Parts: mla, gqa, prefill, linear, layer, decode, experts. Kimi K2's dimensions, random values. Times are medians over
 calls that walk over more data than the L2 holds. --all tries every tile size listed here, not only the chosen ones.
 """
 
@@ -20,6 +20,8 @@ from pathlib import Path
 import torch
 
 from proa.kernels import decode_attention, experts, linear, prefill_attention
+from proa.kernels.code_rows import CodeTiles
+from proa.kernels.heads import heads_linear
 from proa.kernels.row_products import RowTiles
 from proa.kernels.weight_tiles import kind_of, panel_bytes
 
@@ -188,19 +190,20 @@ def random_rows(weight_format: str, out_features: int, in_features: int) -> tupl
 
 
 def bench_linear(run: Run) -> None:
-    """`--all`: products on tensor cores, beside those in float32 that weights of few bits get for a few tokens."""
-    tiles = [
-        linear.LinearTiles(16, *size) for size in ((64, 128, 4, 4), (64, 128, 8, 4), (64, 64, 4, 5), (128, 128, 8, 3))
-    ]
+    """`--all`: other tiles of Hopper's kernel; plain Triton on tensor cores, as other GPUs multiply some tokens."""
+    plain = [linear.LinearTiles(16, 64, 128, 4, 4)]
+    nibbles = [linear.SkinnyTiles(*size) for size in ((32, 4, 4), (16, 8, 4), (16, 4, 4))]
+    others = [linear.SkinnyTiles(*size) for size in ((32, 8, 2), (16, 8, 2), (32, 4, 4))]
     for weight_format in ("bf16", "int4_g32", "fp8_block128", "mxfp4"):
         for out_features, in_features in ((2112, 7168), (7168, 8192)):
             weights = [random_rows(weight_format, out_features, in_features)]
             size = sum(t.nbytes for t in weights[0] if t is not None)
             weights += [random_rows(weight_format, out_features, in_features) for _ in range(min(15, COLD // size))]
-            for tokens in (1, 4, 16):
+            for tokens in (1, 4, 8, 16):
                 x = torch.randn(tokens, in_features, device=DEVICE)
                 out = torch.empty(tokens, out_features, device=DEVICE)
-                for config in run.candidates(tiles if tokens == 16 else []):
+                skinny = {"bf16": [], "fp8_block128": others}.get(weight_format, nibbles)
+                for config in run.candidates(skinny * (tokens > 1) + plain * (tokens == 16)):
                     calls = [
                         lambda d=d, s=s, c=config: linear.linear(x, d, s, out, weight_format=weight_format, tiles=c)
                         for d, s in weights
@@ -211,10 +214,38 @@ def bench_linear(run: Run) -> None:
                         run.graph_time(calls),
                         gb=size / 1e9,
                     )
-    weight, _ = random_rows("bf16", 384, 7168)
-    x, out = torch.randn(1, 7168, device=DEVICE), torch.empty(1, 384, device=DEVICE)
-    call = lambda: linear.linear(x, weight, None, out, weight_format="bf16", exact=True)
-    run.report("bf16 router 384x7168 T=1 float32", None, run.graph_time([call]), gb=weight.nbytes / 1e9)
+
+
+def bench_layer(run: Run) -> None:
+    """All products of a layer of Kimi K2 but attention's and those of routed experts, one after the other."""
+    # Latents of queries and keys, queries, output, router, shared expert's gate and up, down.
+    shapes = ((2112, 7168), (12288, 1536), (7168, 8192), (384, 7168), (4096, 7168), (7168, 2048))
+    heads, latent, head = 64, 512, 128
+    for weight_format in ("bf16", "fp8_block128"):
+        layers = [
+            (
+                [random_rows("bf16" if rows == 384 else weight_format, rows, columns) for rows, columns in shapes],
+                [torch.randn(heads, *s, device=DEVICE).to(BF16) for s in ((latent, head), (head, latent))],
+            )
+            for _ in range(3)
+        ]
+        parts = [t for weights, absorbed in layers for t in (*absorbed, *(t for pair in weights for t in pair))]
+        size = sum(t.nbytes for t in parts if t is not None) / len(layers)
+        for tokens in (1, 4, 16):
+            x = [torch.randn(tokens, columns, device=DEVICE) for _, columns in shapes]
+            out = [torch.empty(tokens, rows, device=DEVICE) for rows, _ in shapes]
+            x_heads = [torch.randn(tokens, heads, columns, device=DEVICE) for columns in (head, latent)]
+
+            def layer(number: int) -> None:
+                weights, absorbed = layers[number]
+                for (rows, _), (data, scales), a, b in zip(shapes, weights, x, out, strict=True):
+                    name = "bf16" if rows == 384 else weight_format
+                    linear.linear(a, data, scales, b, weight_format=name)
+                for weight, a, b in zip(absorbed, x_heads, reversed(x_heads), strict=True):
+                    heads_linear(a, weight, b)
+
+            seconds = run.graph_time([lambda n=n: layer(n) for n in range(len(layers))])
+            run.report(f"{weight_format} layer of K2 T={tokens}", None, seconds, gb=size / 1e9)
 
 
 def random_experts(weight_format: str, num_experts: int) -> tuple[experts.ExpertFormat, torch.Tensor, torch.Tensor]:
@@ -252,23 +283,21 @@ def routed(tokens: int, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def bench_decode_experts(run: Run) -> None:
-    sizes = (
-        ((32, 1024, 4), (16, 1024, 4)),
-        ((64, 512, 4), (32, 512, 4)),
-        ((32, 256, 2), (16, 256, 2)),
-        ((32, 512, 2), (16, 512, 2)),
-    )
-    configs = [(RowTiles(*first), RowTiles(*second)) for first, second in sizes]
+    """`--all`: other tiles of Hopper's kernel, and what other GPUs run."""
+    rows = [(RowTiles(32, 256, 2), RowTiles(16, 256, 2)), (RowTiles(32, 512, 2), RowTiles(16, 512, 2))]
+    sizes = (((4, 2), (4, 2)), ((4, 4), (4, 2)), ((4, 4), (4, 4)), ((8, 2), (4, 2)))
+    codes = [(CodeTiles(*first), CodeTiles(*second)) for first, second in sizes]
     for weight_format in ("int4_g32", "fp8_block128", "bf16", "mxfp4"):
         num_experts = NUM_EXPERTS if weight_format == "int4_g32" else 64
         fmt, arena, table = random_experts(weight_format, num_experts)
         size = sum(experts.expert_bytes(fmt)) + experts.expert_bytes(fmt)[0]
-        for tokens in (1, 4, 16) if weight_format == "int4_g32" else (1,):
+        for tokens in (1, 4, 16) if weight_format == "int4_g32" else (1, 4):
             x, out = (torch.randn(tokens, HIDDEN, device=DEVICE) for _ in range(2))
             scratch = experts.ExpertScratch(tokens, TOP_K, num_experts, fmt, DEVICE)
             batches = [routed(tokens, num_experts) for _ in range(4)]
             hit = statistics.mean(len(ids.unique()) for ids, _ in batches)
-            for config in run.candidates(configs if tokens == 1 else []):
+            others = (codes if weight_format in ("int4_g32", "fp8_block128") else []) + rows[: 2 if tokens == 1 else 1]
+            for config in run.candidates(others):
                 calls = [
                     lambda i=i, w=w, c=config: experts.grouped_experts(
                         x, i, w, arena, table, fmt, out, scratch, tiles=c
@@ -319,6 +348,7 @@ PARTS: dict[str, Callable[[Run], None]] = {
     "gqa": lambda run: bench_decode_attention(run, "gqa 32/4 x 128", 32, 4, (128, 128), False),
     "prefill": bench_prefill,
     "linear": bench_linear,
+    "layer": bench_layer,
     "decode": bench_decode_experts,
     "experts": bench_experts,
 }
@@ -340,21 +370,27 @@ def main() -> None:
         except Exception as error:
             print(f"{part} failed: {error!r}"[:600], flush=True)
         torch.cuda.empty_cache()
-    if arguments.jsonl:
-        import triton
+        if arguments.jsonl:
+            write_lines(run, arguments.jsonl)
 
-        properties = torch.cuda.get_device_properties(0)
-        machine = {
-            "machine": f"{properties.name}, {properties.total_memory >> 30} GiB",
-            "torch": torch.__version__,
-            "triton": triton.__version__,
-            "python": platform.python_version(),
-            "date": time.strftime("%Y-%m-%d"),
-            "copy_gb_per_s": round(run.limits.copy_gb_per_s),
-            "dense_tflop_per_s": round(run.limits.dense_tflop_per_s),
-        }
-        with arguments.jsonl.open("a") as file:
-            file.writelines(json.dumps({**machine, **line}) + "\n" for line in run.lines)
+
+def write_lines(run: Run, path: Path) -> None:
+    """Appends what was measured since the last call."""
+    import triton
+
+    properties = torch.cuda.get_device_properties(0)
+    machine = {
+        "machine": f"{properties.name}, {properties.total_memory >> 30} GiB",
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "python": platform.python_version(),
+        "date": time.strftime("%Y-%m-%d"),
+        "copy_gb_per_s": round(run.limits.copy_gb_per_s),
+        "dense_tflop_per_s": round(run.limits.dense_tflop_per_s),
+    }
+    with path.open("a") as file:
+        file.writelines(json.dumps({**machine, **line}) + "\n" for line in run.lines)
+    run.lines.clear()
 
 
 if __name__ == "__main__":

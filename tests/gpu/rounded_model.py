@@ -19,9 +19,10 @@ from tests.models.test_oracle import NOISE_FACTOR, reference_logits, two_bf16_te
 
 from proa.device.gpu import FEW_TOKENS, GpuDevice, LinearKernels
 from proa.device.weight import PlacedWeight, dequantize
-from proa.kernels import gemv as gemv_kernels
 from proa.kernels import reference
-from proa.kernels.weight_tiles import KINDS
+from proa.kernels.gemv import is_fast
+from proa.kernels.skinny_gemm import takes_rows
+from proa.kernels.weight_tiles import KINDS, kind_of
 from proa.models import load_model
 from proa.models.decoder import Decoder
 from proa.moe import layer
@@ -253,14 +254,14 @@ def _as_is(x):
 
 def _linear(x, data, scales, out, *, weight_format, bias=None, accumulate=False):
     weight = dequantize(PlacedWeight(weight_format, out.shape[1], x.shape[1], data, scales, 1.0))
-    if scales is None or x.shape[0] > EXACT_TOKENS:
-        weight = _bf16(weight)
+    few = takes_rows(x, data, scales, kind_of(weight_format), exact=False)
+    exact = x.shape[0] <= EXACT_TOKENS if few or scales is not None else is_fast(x.shape[0], out.shape[1])
+    if not exact:
+        weight = weight if few else _bf16(weight)
         x = two_bf16_terms(x) if x.shape[0] <= FEW_TOKENS else _bf16(x)
-    _add(x @ weight.T, out, bias, accumulate)
-
-
-def _gemv(x, weight, out, *, bias=None, accumulate=False):
-    _add(x @ weight.float().T, out, bias, accumulate)
+    product = x @ weight.T
+    product = product if bias is None else product + bias
+    out.copy_(out + product if accumulate else product)
 
 
 def _heads_linear(x, weight, out):
@@ -268,9 +269,4 @@ def _heads_linear(x, weight, out):
     out.copy_((x.transpose(0, 1) @ weight.float().mT).transpose(0, 1))
 
 
-def _add(product, out, bias, accumulate):
-    product = product if bias is None else product + bias
-    out.copy_(out + product if accumulate else product)
-
-
-LINEARS = LinearKernels(_linear, _gemv, _heads_linear, formats=frozenset(KINDS), gemv_is_fast=gemv_kernels.is_fast)
+LINEARS = LinearKernels(_linear, _heads_linear, formats=frozenset(KINDS), is_fast=is_fast)

@@ -44,15 +44,14 @@ class TrunkKernels(Protocol):
 class LinearKernels:
     """Functions of `proa.kernels` of these names, and the weight formats of the first.
 
-    `linear` rounds weights of few bits to bf16, but for a handful of tokens. `gemv`: of plain weights, where
-    `gemv_is_fast(tokens, out_features)`.
+    `linear` rounds weights of few bits to bf16, but for a handful of tokens. `is_fast(tokens, out_features)`: whether
+    it multiplies float32 weights faster than cuBLAS.
     """
 
     linear: Callable[..., None]
-    gemv: Callable[..., None]
     heads_linear: Callable[..., None]
     formats: frozenset[str]
-    gemv_is_fast: Callable[[int, int], bool]
+    is_fast: Callable[[int, int], bool]
 
     def reads(self, weight: PlacedWeight) -> bool:
         return weight.format in self.formats and (ROW_FORMATS[weight.format].plain or weight.in_features % 32 == 0)
@@ -134,10 +133,7 @@ class _GpuWeight:
     ) -> None:
         device, weight = self._device, self._weight
         linears = device.linears
-        if linears is not None and weight.format in _PLAIN and linears.gemv_is_fast(x.shape[0], weight.out_features):
-            linears.gemv(x, weight.data, out, bias=bias, accumulate=accumulate)
-            return
-        if linears is not None and linears.reads(weight) and not _is_cublas_faster(device, x, weight):
+        if linears is not None and linears.reads(weight) and not _is_cublas_faster(device, linears, x, weight):
             linears.linear(
                 x,
                 weight.data,
@@ -181,9 +177,11 @@ class _GpuHeadsWeight:
         return self._weight.data if self._weight.format == "bf16" else dequantize(self._weight).bfloat16()
 
 
-def _is_cublas_faster(device: GpuDevice, x: torch.Tensor, weight: PlacedWeight) -> bool:
-    """Float32 products, and bf16 ones of many tokens."""
-    return weight.format == "f32" or (weight.format == "bf16" and x.shape[0] > device.few_tokens)
+def _is_cublas_faster(device: GpuDevice, linears: LinearKernels, x: torch.Tensor, weight: PlacedWeight) -> bool:
+    """Products of many tokens with plain weights."""
+    if weight.format == "f32":
+        return not linears.is_fast(x.shape[0], weight.out_features)
+    return weight.format == "bf16" and x.shape[0] > device.few_tokens
 
 
 def _operands(device: GpuDevice, x: torch.Tensor, weight: PlacedWeight) -> tuple[torch.Tensor, torch.Tensor]:

@@ -86,9 +86,7 @@ def trunk_linears() -> LinearKernels:
     """The Triton kernels of linears."""
     from proa.kernels import trunk
 
-    return LinearKernels(
-        trunk.linear, trunk.gemv, trunk.heads_linear, formats=frozenset(trunk.KINDS), gemv_is_fast=trunk.is_fast
-    )
+    return LinearKernels(trunk.linear, trunk.heads_linear, formats=frozenset(trunk.KINDS), is_fast=trunk.is_fast)
 
 
 @dataclass(frozen=True, slots=True)

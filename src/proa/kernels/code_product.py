@@ -1,10 +1,9 @@
 """Products of sorted pairs with experts of 4-bit codes on Hopper: codes become bf16 in the tensor cores' own registers.
 
-The first operand of Hopper's tensor cores may lie in registers: four neighbouring threads hold 16 columns of a row, two
-pairs each. A word of a panel has 8 columns of a row, so a thread with one word of each 32 columns has what two steps of
-16 take of it, in another order. The order of columns in a product is free as long as both sides have the same: here the
-columns `8 q + 4 e + 2 s + h` of every 32 come at `16 s + 8 h + 2 q + e`, and the activations are laid out like that
-(`reorder`; the first product writes the second's so). No weight passes through shared memory as a value.
+The first operand of Hopper's tensor cores may lie in registers. A word of a panel has 8 columns of a row, so a thread
+with one word of each 32 columns has what two steps of 16 take of it, in another order (`mma_operands`); activations are
+laid out in the same (`reorder`; the first product writes the second's so). No weight passes through shared memory as a
+value.
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ import torch
 
 from proa.kernels.activation import activate
 from proa.kernels.gluon_import import async_copy, gl, gluon_jit, has_gluon, hopper
+from proa.kernels.mma_operands import decoding
 from proa.kernels.triton_import import jit, tl
-from proa.kernels.weight_tiles import WeightKind, kind_of
+from proa.kernels.weight_tiles import WeightKind, code_columns, kind_of
 
 __all__ = ["launch_product", "reorder", "rows_of_block", "takes_codes"]
 
@@ -99,41 +99,15 @@ def launch_product(
 def _reorder(x, out, columns, x_row, out_row, COLUMNS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     to = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    s, h, q, e = (to >> 4) & 1, (to >> 3) & 1, (to >> 1) & 3, to & 1
-    column = (to & -32) + 8 * q + 4 * e + 2 * s + h
+    column = (to & -32) + code_columns(to)
     values = tl.load(x + row * x_row + column, mask=to < columns, other=0.0)
     tl.store(out + row * out_row + to, values.to(tl.bfloat16), mask=to < columns)
 
 
-def _decoding(kind: str, shift: int) -> str:
-    """PTX: $0 bf16x2 of the codes at bits `shift` and `shift + 16` of $1, times the scales $3."""
-    if kind == "int4":  # 128 + code, less 136
-        steps = """
-        mov.b32 u, 0xC308C308;
-        lop3.b32 t, t, 0x000F000F, 0x43004300, 0xEA;
-        add.rn.bf16x2 t, t, u;"""
-    else:  # e2m1 under bf16's exponent, times 2^126
-        steps = """
-        and.b32 u, t, 0x00080008;
-        and.b32 t, t, 0x00070007;
-        shl.b32 u, u, 12;
-        shl.b32 t, t, 6;
-        or.b32 t, t, u;
-        mov.b32 u, 0x7E807E80;
-        mul.rn.bf16x2 t, t, u;"""
-    return f"""{{
-        .reg .b32 t, u;
-        shr.u32 t, $1, {shift};{steps}
-        mul.rn.bf16x2 $0, t, $3;
-        }}"""
-
-
-def _constants(kind: str) -> list[object]:
-    return [gl.constexpr(_decoding(kind, 4 * j)) if gl is not None else None for j in range(4)]
-
-
-_INT4_0, _INT4_1, _INT4_2, _INT4_3 = _constants("int4")
-_E2M1_0, _E2M1_1, _E2M1_2, _E2M1_3 = _constants("e2m1")
+_SCALED = "mul.rn.bf16x2 $0, t, $3;"
+_E2M1_SCALED = f"mov.b32 u, 0x7E807E80; mul.rn.bf16x2 t, t, u; {_SCALED}"
+_INT4_0, _INT4_1, _INT4_2, _INT4_3 = (decoding("int4", j, _SCALED) for j in range(4))
+_E2M1_0, _E2M1_1, _E2M1_2, _E2M1_3 = (decoding("e2m1", j, _E2M1_SCALED) for j in range(4))
 
 
 @gluon_jit

@@ -2,7 +2,7 @@
 
 Few tokens are bound by reading experts: each (token, slot) pair is a product of its own, in float32. Many tokens are
 bound by arithmetic: pairs are sorted by expert, weights and activations become bf16 for the tensor cores, and so does
-what one product hands to the next. Codes of 4 bits have a product of their own on Hopper (`code_product`).
+what one product hands to the next. Codes of few bits have products of their own on Hopper.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ import torch
 
 from proa.kernels.activation import gating_code
 from proa.kernels.code_product import launch_product, reorder, rows_of_block, takes_codes
+from proa.kernels.code_rows import CodeTiles, takes_code_rows
 from proa.kernels.expert_blocks import ExpertBlocks
 from proa.kernels.pair_products import ExpertTiles, launch_pairs
-from proa.kernels.row_products import RowTiles, launch_rows
+from proa.kernels.row_products import RowTiles
 from proa.kernels.triton_import import INTERPRETED, has_warp_groups, jit, next_power_of_2, tl
-from proa.kernels.weight_tiles import panel_bytes
+from proa.kernels.weight_tiles import kind_of, panel_bytes
 
 __all__ = ["ExpertFormat", "ExpertScratch", "ExpertTiles", "expert_bytes", "grouped_experts"]
 
+# Of products of one row each, and of any.
+_RowTiles = RowTiles | CodeTiles
+AnyTiles = ExpertTiles | _RowTiles
 FEW_TOKENS = 16
 _REDUCE_COLUMNS = 1024
 
@@ -111,7 +115,7 @@ def grouped_experts(
     scratch: ExpertScratch,
     *,
     accumulate: bool = False,
-    tiles: tuple[ExpertTiles, ExpertTiles] | tuple[RowTiles, RowTiles] | None = None,
+    tiles: tuple[AnyTiles, AnyTiles] | None = None,
 ) -> None:
     """`out[t] = sum over slots of weights[t, s] * down(activation(gate(x[t]), up(x[t])))` of the experts on this GPU.
 
@@ -126,13 +130,18 @@ def grouped_experts(
     hidden, joined = scratch.buffers(tokens, fmt)
     pairs = ids.numel() // table.shape[0]
     of_codes = tiles is None and tokens > FEW_TOKENS and not scratch.exact
-    tiles = tiles or _choose(tokens, pairs, x.device, exact=scratch.exact)
-    if isinstance(tiles[0], RowTiles):
-        _few(x, ids, weights, arena, table, fmt, hidden, joined, tiles)
+    if tiles is None:
+        few = tokens <= FEW_TOKENS
+        tiles = _choose_rows(fmt, x.device) if few else _choose(pairs, x.device, exact=scratch.exact)
+    first, second = tiles
+    if not isinstance(first, ExpertTiles):
+        assert not isinstance(second, ExpertTiles), "tiles of two kinds"
+        _few(x, ids, weights, arena, table, fmt, hidden, joined, (first, second))
     elif of_codes and takes_codes(fmt.hidden, fmt.intermediate, fmt.gate_up, fmt.down, x.device):
         _many_codes(x, ids, weights, arena, table, fmt, hidden, joined, scratch, rows_of_block(pairs))
     else:
-        _many(x, ids, weights, arena, table, fmt, hidden, joined, scratch, tiles)
+        assert isinstance(second, ExpertTiles), "tiles of two kinds"
+        _many(x, ids, weights, arena, table, fmt, hidden, joined, scratch, (first, second))
     columns = min(_REDUCE_COLUMNS, next_power_of_2(fmt.hidden))
     _sum_slots[(tokens, -(-fmt.hidden // columns))](
         joined, ids, table, out, fmt.hidden, joined.stride(0), out.stride(0), table.stride(0),
@@ -142,19 +151,15 @@ def grouped_experts(
 
 def _few(
     x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, arena: torch.Tensor, table: torch.Tensor,
-    fmt: ExpertFormat, hidden: torch.Tensor, joined: torch.Tensor, tiles: tuple[RowTiles, RowTiles],
+    fmt: ExpertFormat, hidden: torch.Tensor, joined: torch.Tensor, tiles: tuple[_RowTiles, _RowTiles],
 ) -> None:  # fmt: skip
     """Writes the rows of `joined`, in a launch for gate and up and one for down."""
     base = arena.view(torch.int32)
     activation = (fmt.limit, fmt.alpha, gating_code(fmt.gating))
     sizes = (fmt.intermediate, fmt.hidden, panel_bytes(fmt.gate_up, fmt.hidden) // 4)
-    launch_rows(
-        x, base, table, ids, weights, hidden, sizes, activation, tiles[0], weight_format=fmt.gate_up, down=False
-    )
+    tiles[0].launch(x, base, table, ids, weights, hidden, sizes, activation, weight_format=fmt.gate_up, down=False)
     sizes = (fmt.hidden, fmt.intermediate, panel_bytes(fmt.down, fmt.intermediate) // 4)
-    launch_rows(
-        hidden, base, table, ids, weights, joined, sizes, activation, tiles[1], weight_format=fmt.down, down=True
-    )
+    tiles[1].launch(hidden, base, table, ids, weights, joined, sizes, activation, weight_format=fmt.down, down=True)
 
 
 def _many(
@@ -202,16 +207,18 @@ def _many_codes(
     )
 
 
-def _choose(
-    tokens: int, pairs: int, device: torch.device, *, exact: bool
-) -> tuple[ExpertTiles, ExpertTiles] | tuple[RowTiles, RowTiles]:
-    """Tiles of the first and the second product, for `pairs` an expert on average."""
-    if tokens <= FEW_TOKENS:
-        return (
-            (RowTiles(64, 128, 1), RowTiles(64, 128, 1))
-            if INTERPRETED
-            else (RowTiles(32, 256, 2), RowTiles(16, 256, 2))
-        )
+def _choose_rows(fmt: ExpertFormat, device: torch.device) -> tuple[_RowTiles, _RowTiles]:
+    """Tiles of the first and the second product of few tokens."""
+    if takes_code_rows(fmt.gate_up, fmt.down, device):
+        first, second = (CodeTiles(4, 2 if kind_of(name).groups else 4) for name in (fmt.gate_up, fmt.down))
+        return first, second
+    if INTERPRETED:
+        return RowTiles(64, 128, 1), RowTiles(64, 128, 1)
+    return RowTiles(32, 256, 2), RowTiles(16, 256, 2)
+
+
+def _choose(pairs: int, device: torch.device, *, exact: bool) -> tuple[ExpertTiles, ExpertTiles]:
+    """The same of many, for `pairs` an expert on average."""
     if INTERPRETED:
         return ExpertTiles(16, 64, 128, 1, 1), ExpertTiles(16, 64, 128, 1, 1)
     if exact:

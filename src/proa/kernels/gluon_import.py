@@ -12,7 +12,7 @@ import torch
 
 from proa.kernels.triton_import import INTERPRETED, has_warp_groups
 
-__all__ = ["TensorDescriptor", "async_copy", "gl", "gluon_jit", "has_gluon", "hopper"]
+__all__ = ["TensorDescriptor", "async_copy", "gl", "gluon_constant", "gluon_jit", "has_gluon", "hopper", "mma_v2"]
 
 # 3.6 ran on an H200; kernels compile for it with 3.7.
 _LEAST, _BELOW = (3, 6), (3, 8)
@@ -32,16 +32,20 @@ if _KNOWN:
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia import hopper
-    from triton.experimental.gluon.language.nvidia.ampere import async_copy
+    from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     gluon_jit: Any = gluon.jit
+    # Python that runs while a kernel is compiled.
+    gluon_constant: Any = gluon.constexpr_function
 else:
-    gl = hopper = async_copy = TensorDescriptor = None
+    gl = hopper = async_copy = mma_v2 = TensorDescriptor = None
 
     def gluon_jit(function: Any) -> Any:
         """A kernel that nobody launches."""
         return function
+
+    gluon_constant = gluon_jit
 
 
 @cache

@@ -1,8 +1,8 @@
 """Linear layers over weights in the formats of checkpoints.
 
-A handful of tokens with weights of few bits are multiplied in float32 (`packed_rows`), up to 16 on tensor cores with
-float32 activations as two bf16 terms (16 bits of mantissa). Many tokens are bound by arithmetic: one term. Float32
-weights, and any with `exact`, are multiplied in float32.
+A handful of tokens are multiplied in float32 (`gemv`, `packed_rows`), up to 16 on tensor cores with activations as two
+bf16 terms (16 bits of mantissa); on Hopper 2 to 16 tokens with weights of few bits have a product of their own.
+Many tokens are bound by arithmetic: one term. Float32 weights, and any with `exact`, are multiplied in float32.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 import torch
 
+from proa.kernels.gemv import gemv, is_fast
 from proa.kernels.packed_rows import packed_rows
+from proa.kernels.skinny_gemm import SkinnyTiles, skinny_gemm, takes_rows
 from proa.kernels.triton_import import INTERPRETED, jit, tl
-from proa.kernels.weight_tiles import FP8, as_words, kind_of, load_scales, load_words, tile_values
+from proa.kernels.weight_tiles import as_words, kind_of, load_scales, load_words, tile_values
 
 __all__ = ["LinearTiles", "linear"]
 
@@ -43,7 +45,7 @@ def linear(
     bias: torch.Tensor | None = None,
     accumulate: bool = False,
     exact: bool = False,
-    tiles: LinearTiles | None = None,
+    tiles: LinearTiles | SkinnyTiles | None = None,
 ) -> None:
     """`out = x @ W.T + bias`, with `accumulate` added to `out`.
 
@@ -58,10 +60,16 @@ def linear(
     out_features = out.shape[1]
     if tokens == 0:
         return
-    few = tokens <= (_FEW_TOKENS if exact else _PACKED_TOKENS) and tiles is None
-    if few and kind.code >= FP8 and scales is not None:
-        packed_rows(x, data, scales, out, kind, bias=bias, accumulate=accumulate)
+    if isinstance(tiles, SkinnyTiles) or (tiles is None and takes_rows(x, data, scales, kind, exact=exact)):
+        skinny_gemm(x, data, scales, out, kind, bias=bias, accumulate=accumulate, tiles=tiles)
         return
+    if tiles is None:
+        if scales is None and is_fast(tokens, out_features):
+            gemv(x, data, out, bias=bias, accumulate=accumulate)
+            return
+        if scales is not None and tokens <= (_FEW_TOKENS if exact else _PACKED_TOKENS):
+            packed_rows(x, data, scales, out, kind, bias=bias, accumulate=accumulate)
+            return
     exact = exact or INTERPRETED or weight_format == "f32"
     tiles = tiles or _choose(tokens, exact)
     words = as_words(data)

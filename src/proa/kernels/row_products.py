@@ -15,7 +15,7 @@ from proa.kernels.activation import activate
 from proa.kernels.triton_import import jit, tl
 from proa.kernels.weight_tiles import find_weight, kind_of, load_scales, load_words
 
-__all__ = ["RowTiles", "launch_rows"]
+__all__ = ["RowTiles"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,33 +26,32 @@ class RowTiles:
     block_k: int
     num_warps: int
 
+    def launch(
+        self,
+        x: torch.Tensor,
+        arena: torch.Tensor,
+        table: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        out: torch.Tensor,
+        sizes: tuple[int, int, int],
+        activation: tuple[float, float, int],
+        *,
+        weight_format: str,
+        down: bool,
+    ) -> None:
+        """One of the products of `proa.kernels.experts`, each pair by itself.
 
-def launch_rows(
-    x: torch.Tensor,
-    arena: torch.Tensor,
-    table: torch.Tensor,
-    ids: torch.Tensor,
-    weights: torch.Tensor,
-    out: torch.Tensor,
-    sizes: tuple[int, int, int],
-    activation: tuple[float, float, int],
-    tiles: RowTiles,
-    *,
-    weight_format: str,
-    down: bool,
-) -> None:
-    """One of the products of `proa.kernels.experts`, each pair by itself.
-
-    x: rows of tokens, for `down` of pairs; arena: int32; sizes: out and in features, words of a panel; activation:
-    limit, alpha and code.
-    """
-    kind = kind_of(weight_format)
-    outputs = sizes[0] if down else 2 * sizes[0]
-    _row[(-(-outputs // tiles.block_n), ids.numel())](
-        x, arena, table, ids, weights, out, *sizes, ids.shape[1], x.stride(0), out.stride(0), table.stride(0),
-        *activation[:2], GATING=0 if down else activation[2], DOWN=down, KIND=kind.code, GROUPS=kind.groups,
-        SCALE_BYTES=kind.scale_bytes, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k, num_warps=tiles.num_warps,
-    )  # fmt: skip
+        x: rows of tokens, for `down` of pairs; arena: int32; sizes: out and in features, words of a panel; activation:
+        limit, alpha and code.
+        """
+        kind = kind_of(weight_format)
+        outputs = sizes[0] if down else 2 * sizes[0]
+        _row[(-(-outputs // self.block_n), ids.numel())](
+            x, arena, table, ids, weights, out, *sizes, ids.shape[1], x.stride(0), out.stride(0), table.stride(0),
+            *activation[:2], GATING=0 if down else activation[2], DOWN=down, KIND=kind.code, GROUPS=kind.groups,
+            SCALE_BYTES=kind.scale_bytes, BLOCK_N=self.block_n, BLOCK_K=self.block_k, num_warps=self.num_warps,
+        )  # fmt: skip
 
 
 @jit

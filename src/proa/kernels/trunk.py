@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proa.kernels.activation import gated_product
-from proa.kernels.gemv import gemv, is_fast
+from proa.kernels.gemv import is_fast
 from proa.kernels.heads import heads_linear
 from proa.kernels.linear import linear
 from proa.kernels.norm import add_rms_norm, rms_norm
@@ -17,7 +17,6 @@ __all__ = [
     "add_rms_norm",
     "embedding_rows",
     "gated_product",
-    "gemv",
     "heads_linear",
     "is_fast",
     "kv_store",

@@ -31,6 +31,7 @@ __all__ = [
     "PANEL_ROWS",
     "WeightKind",
     "as_words",
+    "code_columns",
     "find_weight",
     "kind_of",
     "load_scales",
@@ -89,6 +90,12 @@ def panel_bytes(weight_format: str, in_features: int) -> int:
 def as_words(data: torch.Tensor) -> torch.Tensor:
     """Rows of a checkpoint as kernels read them: bf16 as it is, others in words of 32 bits, int32."""
     return data if data.dtype == torch.bfloat16 else data.view(torch.int32)
+
+
+@jit
+def code_columns(place):
+    """The column of every 32 of 4-bit codes that stands at `place`, in the order of `mma_operands`."""
+    return 8 * ((place >> 1) & 3) + 4 * (place & 1) + 2 * ((place >> 4) & 1) + ((place >> 3) & 1)
 
 
 @jit

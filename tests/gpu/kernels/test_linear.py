@@ -7,8 +7,11 @@ import pytest
 import torch
 from tests.kernels.weight_cases import WeightCase
 
+from proa.kernels.gluon_import import has_gluon
 from proa.kernels.heads import heads_linear
 from proa.kernels.linear import linear
+from proa.kernels.skinny_gemm import takes_rows
+from proa.kernels.weight_tiles import kind_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy in the interpreter
 
@@ -25,14 +28,13 @@ def place(case: WeightCase, device: torch.device) -> tuple[torch.Tensor, torch.T
     return data.to(device), scales
 
 
-def bound(x: torch.Tensor, case: WeightCase, *, exact: bool, terms: int) -> torch.Tensor:
-    """Of the error of each output: float32 sums and, on tensor cores, activations and weights in bf16."""
+def bound(x: torch.Tensor, case: WeightCase, *, terms: int, rounded: bool) -> torch.Tensor:
+    """Of the error of each output: float32 sums, activations as 3 bf16 terms (exact), 2 or 1, weights as bf16."""
     values = torch.from_numpy(case.values).abs()
     total = x.double().abs().cpu() @ values.T
-    error = (case.in_features + 2) * EPS32
-    if not exact:
-        error += 2.0**-17 if terms == 2 else 2.0**-9
-        error += 2.0**-17 if case.format in ("bf16", "mxfp4") else 2.0**-9 + 2.0**-17
+    error = (case.in_features + 2) * EPS32 + {1: 2.0**-9, 2: 2.0**-17, 3: 0.0}[terms]
+    if rounded and case.format not in ("bf16", "mxfp4"):
+        error += 2.0**-9 + 2.0**-17
     return total * error
 
 
@@ -43,10 +45,11 @@ def check(device: torch.device, fmt: str, tokens: int, shape: tuple[int, int], *
     bias = torch.randn(shape[0], device=device)
     out = torch.full((tokens, shape[0] + 3), float("nan"), device=device)[:, : shape[0]]
     linear(x, data, scales, out, weight_format=fmt, bias=bias, **options)
-    packed = fmt not in ("f32", "bf16")
-    exact = options.get("exact", False) or not GPU or fmt == "f32" or (packed and tokens <= 4)
+    exact = options.get("exact", False) or not GPU or fmt == "f32" or tokens <= 4
+    few = takes_rows(x, data, scales, kind_of(fmt), exact=False)
     expected = x.double().cpu() @ torch.from_numpy(case.values).T + bias.double().cpu()
-    tolerance = bound(x, case, exact=exact, terms=2 if tokens <= 16 else 1) + 4 * EPS32 * expected.abs()
+    terms = 3 if exact else 2 if tokens <= 16 else 1
+    tolerance = bound(x, case, terms=terms, rounded=not exact and not few) + 4 * EPS32 * expected.abs()
     assert ((out.double().cpu() - expected).abs() <= tolerance).all()
     before = out.clone()
     linear(x, data, scales, out, weight_format=fmt, accumulate=True, **options)
@@ -58,6 +61,30 @@ def check(device: torch.device, fmt: str, tokens: int, shape: tuple[int, int], *
 @pytest.mark.parametrize("tokens", [1, 2, 4, 5, 16, 100] if GPU else [1, 3, 17])
 def test_linear(device, fmt, tokens):
     check(device, fmt, tokens, (200, 1120) if GPU else (40, 160 if tokens > 1 else 416))
+
+
+@pytest.mark.skipif(not GPU, reason="a kernel of Hopper")
+@pytest.mark.parametrize("fmt", FORMATS[2:])
+@pytest.mark.parametrize("tokens", [2, 3, 7, 16])
+@pytest.mark.parametrize("rows", [200, 4112])
+@pytest.mark.parametrize("columns", [512, 2560])
+def test_few_tokens(device, fmt, tokens, rows, columns):
+    """Steps and tiles that do not fill."""
+    check(device, fmt, tokens, (rows, columns))
+
+
+def test_skinny_gemm_leaves_others(device):
+    x, data = torch.zeros(4, 512, device=device), torch.zeros(8, 256, dtype=torch.uint8, device=device)
+    scales = torch.zeros(8, 16, dtype=torch.bfloat16, device=device)
+    taken = has_gluon(device)
+    assert takes_rows(x, data, scales, kind_of("int4_g32"), exact=True) == taken
+    assert takes_rows(x.repeat(2, 1), data, scales, kind_of("int4_g32"), exact=False) == taken
+    assert not takes_rows(x.repeat(2, 1), data, scales, kind_of("int4_g32"), exact=True)
+    assert not takes_rows(x[:1], data, scales, kind_of("int4_g32"), exact=True)
+    assert not takes_rows(x.repeat(5, 1), data, scales, kind_of("int4_g32"), exact=False)
+    assert not takes_rows(x[:, :256], data[:, :128], scales[:, :8], kind_of("int4_g32"), exact=True)
+    assert not takes_rows(x, data.flatten()[8:], scales, kind_of("int4_g32"), exact=True)
+    assert not takes_rows(x, torch.zeros(8, 512), None, kind_of("f32"), exact=True)
 
 
 @pytest.mark.skipif(not GPU, reason="the interpreter's products are exact anyway")
