@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from tests.kernels.fake_cuda import build_fake_driver
 
 from proa.native import _C
 from proa.native.ops import ThreadPool
@@ -17,6 +18,12 @@ def one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> _C.CudaDriver:
+    """A CUDA driver whose memory is the host's."""
+    return build_fake_driver(tmp_path_factory.mktemp("cuda"))
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.kernels.fake_cuda import build_fake_driver
 from tests.kernels.hybrid_cases import (
     CPU,
     NativeCompute,
@@ -33,11 +32,6 @@ from proa.moe.strategy import LayerContext
 from proa.native import _C
 
 LAYERS, MAX_TOKENS = 4, 8
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    return build_fake_driver(tmp_path_factory.mktemp("cuda"))
 
 
 @pytest.fixture(params=["memory", "host_function"])

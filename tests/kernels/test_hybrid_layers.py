@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from tests.kernels.fake_cuda import build_fake_driver
 from tests.kernels.hybrid_cases import CPU, NativeCompute, forward, make_layer, rounding, routing
 from tests.kernels.test_experts import EXPERTS, HIDDEN, INTERMEDIATE, TOP_K
 
@@ -21,11 +20,6 @@ from proa.moe.strategy import LayerContext
 from proa.native._C import CudaError
 
 LAYERS = 3
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    return build_fake_driver(tmp_path_factory.mktemp("cuda"))
 
 
 @pytest.mark.parametrize("num_gpu", [0, 2, EXPERTS])

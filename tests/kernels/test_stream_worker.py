@@ -6,17 +6,11 @@ import mmap
 
 import numpy as np
 import pytest
-from tests.kernels.fake_cuda import build_fake_driver
 from tests.kernels.test_experts import HIDDEN, TOP_K, Experts
 
 from proa.native import _C
 
 STREAM = 0
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    return build_fake_driver(tmp_path_factory.mktemp("cuda"))
 
 
 @pytest.fixture(params=["memory", "host_function"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.kernels.fake_cuda import build_fake_driver
 from tests.kernels.hybrid_cases import (
     CPU,
     NativeCompute,
@@ -27,11 +26,6 @@ from proa.moe.streamed_prefill import PrefillPass, StreamedPrefill
 from proa.native import _C
 
 LAYERS, TOKENS = 3, 40
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    return build_fake_driver(tmp_path_factory.mktemp("cuda"))
 
 
 @pytest.fixture

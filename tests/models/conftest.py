@@ -12,8 +12,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 import torch
 import transformers
+from tests.kernels.fake_cuda import build_fake_driver
 from tests.models.variants import Variant, build
 
+from proa.device.gpu import GpuDevice
+from proa.kernels import reference
 from proa.layers.kernel_check import Activations
 from proa.models import Model, load_model
 from proa.native import _C
@@ -57,6 +60,18 @@ def runtime() -> CpuRuntime:
     # test_batch_independence), only time.
     with CpuRuntime(1) as runtime:
         yield runtime
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    """A CUDA driver whose memory is the host's."""
+    return build_fake_driver(tmp_path_factory.mktemp("cuda"))
+
+
+@pytest.fixture(scope="module")
+def device(runtime):
+    """What loads a trunk as on a GPU, in plain torch on the CPU."""
+    return GpuDevice(runtime, torch.device("cpu"), reference, few_tokens=MAX_TOKENS)
 
 
 @pytest.fixture(scope="session")

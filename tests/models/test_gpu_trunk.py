@@ -43,11 +43,6 @@ def named(names):
     return pytest.mark.parametrize("variant", [v for v in VARIANTS if v.name in names], ids=str)
 
 
-@pytest.fixture(scope="module")
-def device(runtime):
-    return GpuDevice(runtime, torch.device("cpu"), reference, few_tokens=MAX_TOKENS)
-
-
 def load(path, runtime, device=None, **options):
     attention = "cpu" if device is None else "torch"
     checkpoint = Checkpoint.open(path)

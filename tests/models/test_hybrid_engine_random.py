@@ -8,35 +8,20 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
-from tests.kernels.fake_cuda import build_fake_driver
-from tests.models.conftest import MAX_TOKENS
 from tests.models.hybrid_models import load_hybrid
 from tests.models.test_hybrid_models import NAMES, case_of, plan_of
 from tests.models.test_oracle import tokens
 
 from proa.core.sampling_params import SamplingParams
-from proa.device.gpu import GpuDevice
 from proa.engine.build import LoadedModel, build_engine
 from proa.engine.config import EngineConfig
 from proa.engine.kv_plan import KVPlan
 from proa.ipc.messages import Generate
-from proa.kernels import reference
 from proa.moe.hybrid import HybridDecode
 from proa.moe.stats import RoutingCounts
 from proa.moe.streamed_prefill import StreamedPrefill
 
 PROMPTS = 10
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    return build_fake_driver(tmp_path_factory.mktemp("cuda"))
-
-
-@pytest.fixture(scope="module")
-def device(runtime):
-    return GpuDevice(runtime, torch.device("cpu"), reference, few_tokens=MAX_TOKENS)
 
 
 def random_plan(path, rng):

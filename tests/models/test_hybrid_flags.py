@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-import torch
 from tests.kernels.fake_cuda import build_fake_driver
-from tests.models.conftest import MAX_TOKENS
 from tests.models.hybrid_models import load_hybrid
 from tests.models.test_gpu_trunk import greedy
 from tests.models.test_oracle import tokens
@@ -16,14 +14,12 @@ from tests.models.variants import VARIANTS
 from proa.cli.flags import FLAGS
 from proa.cli.sglang_flags import parse
 from proa.core.sampling_params import SamplingParams
-from proa.device.gpu import GpuDevice
 from proa.engine.build import LoadedModel, build_engine
 from proa.engine.config import EngineConfig
 from proa.engine.expert_placement import place_experts
 from proa.engine.kv_plan import KVPlan
 from proa.engine.runner import Runner
 from proa.ipc.messages import Generate
-from proa.kernels import reference
 from proa.models import inspect
 from proa.moe.stream import WeightStream
 from proa.weights.checkpoint import Checkpoint
@@ -31,11 +27,6 @@ from proa.weights.checkpoint import Checkpoint
 LINE = """--model m --kt-weight-path m --kt-num-gpu-experts 2 --kt-gpu-prefill-token-threshold 20
 --chunked-prefill-size 48 --prefill-max-requests {prompts} --kt-max-deferred-experts-per-token {late}
 --max-running-requests 4 --enable-mixed-chunk"""
-
-
-@pytest.fixture(scope="module")
-def device(runtime):
-    return GpuDevice(runtime, torch.device("cpu"), reference, few_tokens=MAX_TOKENS)
 
 
 def config_of(line: str) -> EngineConfig:

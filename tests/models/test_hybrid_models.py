@@ -7,7 +7,6 @@ import copy
 import numpy as np
 import pytest
 import torch
-from tests.kernels.fake_cuda import build_fake_driver
 from tests.models.conftest import MAX_TOKENS
 from tests.models.hybrid_models import load_hybrid
 from tests.models.interleaving import Interleaved
@@ -19,12 +18,10 @@ from tokenizers import Tokenizer
 
 from proa.convert.demo_model import ensure_demo_model
 from proa.core.sampling_params import SamplingParams
-from proa.device.gpu import GpuDevice
 from proa.engine.build import LoadedModel, build_engine
 from proa.engine.config import EngineConfig
 from proa.engine.kv_plan import KVPlan
 from proa.ipc.messages import Generate
-from proa.kernels import reference
 from proa.models import ExpertPlan, inspect, load_model
 from proa.moe.hybrid import HybridDecode
 from proa.moe.hybrid_layers import Hybrid
@@ -38,16 +35,6 @@ from proa.weights.checkpoint import Checkpoint
 NAMES = ("deepseek_groups_yarn", "glm_norm_bias", "qwen3", "mixtral_tied", "deepseek_halves")
 PROMPT, ANSWER = 24, 16
 DEMO_ANSWER = 6
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    return build_fake_driver(tmp_path_factory.mktemp("cuda"))
-
-
-@pytest.fixture(scope="module")
-def device(runtime):
-    return GpuDevice(runtime, torch.device("cpu"), reference, few_tokens=MAX_TOKENS)
 
 
 def case_of(make_case, name):
